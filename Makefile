@@ -1,0 +1,51 @@
+# Everything runs from .venv, made on first use. PYTHON chooses the interpreter (3.11 or later).
+PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(if $(shell $(p) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo ok),$(p))))
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# arguments for `fairlane`: make up ARGS="--envoy-port 11000"
+ARGS ?=
+
+.PHONY: up demo test test-fast lint types contracts proto clean help
+
+help:
+	@echo "make up         the whole stack in the foreground: Envoy, Fairlane, two simulated engines"
+	@echo "make demo       the showcase: a noisy tenant, with and without Fairlane (about a minute)"
+	@echo "make test       every test"
+	@echo "make test-fast  the tests that need no Envoy (under a minute)"
+	@echo "make lint types contracts    ruff, mypy --strict, import-linter"
+	@echo "make proto      generate extproc/pb from proto/"
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "Fairlane needs Python 3.11 or later; none was found. Name one: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fast,demo,dev]'
+	@touch $@
+
+up: $(STAMP)
+	@exec $(BIN)/fairlane up $(ARGS)
+
+demo: $(STAMP)
+	@exec $(BIN)/fairlane demo $(ARGS)
+
+test: $(STAMP)
+	@exec $(BIN)/python -m pytest $(ARGS)
+
+test-fast: $(STAMP)
+	@exec $(BIN)/python -m pytest -m "not e2e" $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+contracts: $(STAMP)
+	$(BIN)/lint-imports
+
+proto: $(STAMP)
+	$(BIN)/python tools/gen_proto.py
+
+clean:
+	rm -rf $(VENV)

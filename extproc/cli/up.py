@@ -1,0 +1,234 @@
+"""`fairlane up`: the whole stack in the foreground, for a first look and for development.
+
+Ctrl-C (or SIGTERM) stops everything in order; a second one does not wait. Whatever goes wrong is one message and
+exit code 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from click.core import ParameterSource
+
+from extproc.cli.ports import HostPort
+from extproc.cli.stack import Addresses, Stack, StackError, StackOptions
+
+if TYPE_CHECKING:
+    from extproc.cli.child import Child
+
+_DEFAULTS = Addresses()
+_PORT = click.IntRange(1, 65_535)
+# With --config these come from the file: two places that say different things help nobody.
+_IN_THE_FILE = ("grpc_port", "admin_port", "http_port", "engine_port")
+_ECHO_S = 0.1
+_WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}  # noqa: S104 - compared with, not listened on
+
+
+@click.command("up")
+@click.option("--envoy-port", default=_DEFAULTS.envoy.port, type=_PORT, show_default=True, help="Where clients go.")
+@click.option("--envoy-admin-port", default=_DEFAULTS.envoy_admin.port, type=_PORT, show_default=True)
+@click.option("--grpc-port", default=_DEFAULTS.ext_proc.port, type=_PORT, show_default=True, help="ext_proc.")
+@click.option("--admin-port", default=_DEFAULTS.admin.port, type=_PORT, show_default=True, help="Admin gRPC.")
+@click.option("--http-port", default=_DEFAULTS.http.port, type=_PORT, show_default=True, help="Metrics and health.")
+@click.option(
+    "--engine-port",
+    multiple=True,
+    type=_PORT,
+    help="One for each engine; repeat it.  [default: " + ", ".join(str(e.port) for e in _DEFAULTS.engines) + "]",
+)
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Your own fairlane.yaml; it then says where Fairlane listens and where the engines are.",
+)
+@click.option("--no-sim", is_flag=True, help="Start no simulated engines: real ones listen there already.")
+@click.option(
+    "--max-num-seqs", default=8, type=click.IntRange(1), show_default=True, help="Slots of each simulated engine."
+)
+@click.option(
+    "--envoy-binary", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="An Envoy of your own."
+)
+@click.pass_context
+def up(
+    context: click.Context,
+    envoy_port: int,
+    envoy_admin_port: int,
+    grpc_port: int,
+    admin_port: int,
+    http_port: int,
+    engine_port: tuple[int, ...],
+    config_file: Path | None,
+    no_sim: bool,
+    max_num_seqs: int,
+    envoy_binary: Path | None,
+) -> None:
+    """Run Envoy, Fairlane and two simulated engines here, until Ctrl-C."""
+    addresses = _DEFAULTS._replace(envoy=_local(envoy_port), envoy_admin=_local(envoy_admin_port))
+    if config_file is None:
+        addresses = addresses._replace(
+            ext_proc=_local(grpc_port),
+            admin=_local(admin_port),
+            http=_local(http_port),
+            engines=tuple(map(_local, engine_port)) or _DEFAULTS.engines,
+        )
+    else:
+        for name in _IN_THE_FILE:
+            if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+                option = "--" + name.replace("_", "-")
+                raise click.UsageError(f"{option} cannot be given with --config: {config_file} says it")
+        addresses = _of_file(config_file, addresses, simulate=not no_sim)
+    options = StackOptions(
+        addresses=addresses,
+        simulate=not no_sim,
+        engine_args=("--max-num-seqs", str(max_num_seqs), "--scheduling-policy", "priority"),
+        serve_args=("--log-format", "console"),
+        config_file=config_file.absolute() if config_file else None,
+        envoy_binary=envoy_binary,
+    )
+    try:
+        asyncio.run(_run(Stack(options)))
+    except StackError as error:
+        raise click.ClickException(str(error)) from None
+
+
+def _local(port: int) -> HostPort:
+    return HostPort("127.0.0.1", port)
+
+
+def _of_file(file: Path, addresses: Addresses, *, simulate: bool) -> Addresses:
+    """Where the user's file lets Fairlane listen and looks for engines. Raises click.ClickException."""
+    from extproc.config.load import ConfigError, load  # late: pydantic takes longer to import than all of this
+
+    try:
+        config = load(file)
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from None
+    engines = tuple(dict.fromkeys(HostPort.parse(e) for pool in config.pools for e in pool.endpoints))
+    away = [str(engine) for engine in engines if not _is_local(engine.host)]
+    if simulate and away:
+        raise click.ClickException(
+            f"{file} names engines on other machines ({', '.join(away)}): "
+            "give --no-sim to use them, or name addresses on 127.0.0.1 for simulated ones"
+        )
+    return addresses._replace(
+        ext_proc=_reachable(config.listen.ext_proc),
+        admin=_reachable(config.listen.admin),
+        http=_reachable(config.listen.http),
+        engines=engines,
+    )
+
+
+def _reachable(listen: str) -> HostPort:
+    at = HostPort.parse(listen)
+    return at._replace(host=_WILDCARDS.get(at.host, at.host))
+
+
+def _is_local(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+async def _run(stack: Stack) -> None:
+    """Start, tell, wait for a signal or for the end of a part, stop. Raises StackError."""
+    asked, hurry = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (hurry if asked.is_set() else asked).set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    running = asyncio.create_task(_start_and_watch(stack))
+    try:
+        await _first(running, asyncio.create_task(asked.wait()))
+        if running.done():
+            await running  # raises what happened
+        click.echo("\nStopping ...", err=True)
+    finally:
+        running.cancel()
+        stopping = asyncio.create_task(_stop(stack, running))
+        await _first(stopping, asyncio.create_task(hurry.wait()))
+        if not stopping.done():
+            stack.kill_all()
+        await stopping
+
+
+async def _start_and_watch(stack: Stack) -> None:
+    click.echo("Starting Envoy, Fairlane and the engines ...", err=True)
+    await stack.start()
+    click.echo(_welcome(stack))
+    echoing = asyncio.create_task(_echo_logs(stack.children))
+    try:
+        await stack.wait()
+    finally:
+        echoing.cancel()
+
+
+async def _stop(stack: Stack, running: asyncio.Task[None]) -> None:
+    await asyncio.gather(running, return_exceptions=True)  # a start that was interrupted stops what it had started
+    await stack.stop()
+
+
+async def _first(*tasks: asyncio.Task[None] | asyncio.Task[bool]) -> None:
+    """Until one is done; the second and later ones are given up."""
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for waiting in tasks[1:]:
+        waiting.cancel()
+
+
+async def _echo_logs(children: Sequence[Child]) -> None:
+    """Copy what the parts log from now on to standard error, with their names before it."""
+    with contextlib.ExitStack() as files:
+        logs = []
+        for child in children:
+            log = files.enter_context(child.log.open("rb"))
+            log.seek(0, 2)
+            logs.append((child.name, log))
+        while True:
+            for name, log in logs:
+                for line in log.read().decode(errors="replace").splitlines():
+                    click.echo(f"{name:>10} | {line}", err=True)
+            await asyncio.sleep(_ECHO_S)
+
+
+def _welcome(stack: Stack) -> str:
+    at = stack.addresses
+    engines = ", ".join(f"http://{engine}" for engine in at.engines)
+    kind = "simulated engines" if stack.options.simulate else "engines"
+    model = "sim-7b" if stack.options.simulate else "YOUR-MODEL"
+    return f"""
+Envoy       {stack.url}  (send requests here; its admin page: http://{at.envoy_admin})
+Fairlane    ext_proc {at.ext_proc}, admin gRPC {at.admin}, http://{at.http} (/metrics, /status)
+Engines     {engines}  ({kind})
+Logs        {stack.directory}
+
+Try it:
+
+curl -N {stack.url}/v1/chat/completions -H 'content-type: application/json' -H 'x-tenant: team-a' \\
+  -d '{{"model": "{model}", "stream": true, "max_tokens": 32, "messages": [{{"role": "user", "content": "Hello"}}]}}'
+
+or with the openai package:
+
+from openai import OpenAI
+
+client = OpenAI(base_url="{stack.url}/v1", api_key="none", default_headers={{"x-tenant": "team-a"}})
+for chunk in client.chat.completions.create(
+    model="{model}", stream=True, max_tokens=32, messages=[{{"role": "user", "content": "Hello"}}]
+):
+    if chunk.choices:
+        print(chunk.choices[0].delta.content or "", end="", flush=True)
+
+Ctrl-C stops everything.
+"""

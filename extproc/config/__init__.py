@@ -1,0 +1,1 @@
+"""The configuration file: its model, and reading it. An immutable snapshot, validated whole."""

@@ -1,0 +1,50 @@
+"""Durations, sizes and addresses as they are written in the file."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import BeforeValidator
+
+_DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h)\s*$", re.ASCII)
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_LONGEST_S = 366 * 24 * 3600.0
+_SIZE = re.compile(r"^\s*(\d+)\s*(B|KiB|MiB|GiB)\s*$", re.ASCII)
+_HOST_PORT = re.compile(r"^([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?\]):([0-9]{1,5})\Z")
+_BYTES = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+
+
+def _duration(value: object) -> float:
+    match = _DURATION.match(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"expected a duration with its unit, like 250ms, 30s, 5m or 1h, not {value!r}")
+    seconds = float(match[1]) * _SECONDS[match[2]]
+    if seconds > _LONGEST_S:
+        raise ValueError(f"{value!r} is longer than anything here can last")
+    return seconds
+
+
+def _size(value: object) -> int:
+    match = _SIZE.match(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"expected a size with its unit, like 32MiB or 2GiB, not {value!r}")
+    return int(match[1]) * _BYTES[match[2]]
+
+
+def _host_port(value: object) -> str:
+    match = _HOST_PORT.match(value) if isinstance(value, str) else None
+    if match is not None and 0 < int(match[2]) < 65536:
+        return match[0]
+    raise ValueError(f"expected host:port, like 127.0.0.1:8001 or [::1]:8001, not {value!r}")
+
+
+Seconds = Annotated[float, BeforeValidator(_duration)]
+Bytes = Annotated[int, BeforeValidator(_size)]
+HostPort = Annotated[str, BeforeValidator(_host_port)]
+
+
+def split_host_port(value: str) -> tuple[str, int]:
+    """Host without brackets, and port, of a valid `HostPort`."""
+    host, _, port = value.rpartition(":")
+    return host.strip("[]"), int(port)

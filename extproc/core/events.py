@@ -1,0 +1,116 @@
+"""What goes into the scheduler and what comes out. Times are an argument of `Scheduler.apply`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from extproc.core.model import Sample, Source
+from extproc.core.reasons import Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Arrive:
+    """A request has arrived and wants a place in the queue."""
+
+    id: str
+    tenant: str
+    cls: str
+    arrival: float  # when it first came, seconds on the scheduler's clock; earlier than now after a replay
+    body_bytes: int
+    max_output: int | None = None  # tokens, as the client asked
+    n: int = 1  # choices; each takes a slot
+    timeout_s: float | None = None  # may only shorten the class's
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The request's stream is over: answered, failed, or left by its client, held or running."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What the request really took. May come before or after `End`."""
+
+    id: str
+    source: Source
+    prompt_tokens: int | None = None
+    cached_tokens: int = 0
+    output_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scraped:
+    """An endpoint's metrics page was read."""
+
+    endpoint: str
+    sample: Sample
+
+
+@dataclass(frozen=True, slots=True)
+class ScrapeFailed:
+    """An endpoint's metrics page could not be read. `refused`: nothing listens there any more."""
+
+    endpoint: str
+    refused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointAdded:
+    endpoint: str  # "host:port"
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointRemoved:
+    """No more releases to it. What runs there keeps its books until its streams end."""
+
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed: `Scheduler.next_deadline` is due."""
+
+
+Event = Arrive | End | Usage | Scraped | ScrapeFailed | EndpointAdded | EndpointRemoved | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Send the request on to `endpoint`, telling the engine `priority` (lower runs first)."""
+
+    id: str
+    endpoint: str
+    priority: int
+    tenant: str
+    cls: str
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Answer the request with `reason`. `retry_after_s` is from the measured drain rate."""
+
+    id: str
+    reason: Reason
+    message: str
+    retry_after_s: int
+    tenant: str
+    cls: str
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The request's cost is final. For the books; nothing is to be done."""
+
+    id: str
+    tenant: str
+    cls: str
+    source: Source
+    cost: float
+    estimate: float
+
+
+Effect = Release | Refuse | Settled

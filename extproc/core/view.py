@@ -1,0 +1,69 @@
+"""The scheduler's state as data: for status, metrics and dumps. Reading changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from extproc.core.scheduler import Scheduler
+from extproc.core.window import WindowView
+
+
+@dataclass(frozen=True, slots=True)
+class ClassView:
+    name: str
+    rank: int
+    queued: int  # requests
+    in_flight: int  # slots
+    tenants: int  # with state
+
+
+@dataclass(frozen=True, slots=True)
+class FlowView:
+    """One tenant in one class."""
+
+    tenant: str
+    cls: str
+    queued: int  # requests
+    in_flight: int  # slots
+    tag: float  # cost units / weight
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    pool: str
+    queued: int  # requests
+    queued_bytes: int
+    in_flight: int  # slots
+    known: int  # requests in the books, those that wait for their usage among them
+    releases_per_s: float
+    classes: tuple[ClassView, ...]
+    endpoints: tuple[WindowView, ...]
+
+
+def view(scheduler: Scheduler, now: float) -> PoolView:
+    """O(classes + endpoints), whatever is queued."""
+    return PoolView(
+        pool=scheduler.policy.name,
+        queued=scheduler.queued,
+        queued_bytes=scheduler.queued_bytes,
+        in_flight=sum(c.queue.in_flight for c in scheduler.classes),
+        known=len(scheduler.requests),
+        releases_per_s=scheduler.drain.per_second(now),
+        classes=tuple(
+            ClassView(c.policy.name, c.policy.rank, len(c.queue), c.queue.in_flight, c.queue.size)
+            for c in scheduler.classes
+        ),
+        endpoints=tuple(w.view(now) for w in scheduler.windows.values()),
+    )
+
+
+def flows(scheduler: Scheduler, most: int) -> list[FlowView]:
+    """The `most` longest flows, longest first. O(flows)."""
+    rows = [
+        FlowView(leaf.name, c.policy.name, leaf.queued, leaf.in_flight, leaf.tag, leaf.weight)
+        for c in scheduler.classes
+        for leaf in c.queue.leaves()
+    ]
+    rows.sort(key=lambda row: (-row.queued, -row.in_flight, row.tenant, row.cls))
+    return rows[:most]

@@ -1,0 +1,47 @@
+"""The handler of `StreamAccessLogs`: each entry trues up one request's cost."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from extproc.edge import usage
+from extproc.edge.gate import Gate
+from extproc.edge.recorder import Recorder
+from extproc.pb.wire.v1 import access_log_pb2
+
+
+class AccessLog:
+    """Envoy keeps one stream per worker open for ever; it ends when Envoy or this process does."""
+
+    def __init__(self, gate: Gate, recorder: Recorder) -> None:
+        self._gate = gate
+        self._recorder = recorder
+
+    async def stream(self, messages: AsyncIterator[bytes], _: Any) -> bytes:
+        async for raw in messages:
+            try:
+                message = access_log_pb2.StreamAccessLogsMessage.FromString(raw)
+            except DecodeError:
+                self._recorder.access_log("malformed")
+                continue
+            for entry in message.http_logs.log_entry:
+                self._entry(entry)
+        return access_log_pb2.StreamAccessLogsResponse().SerializeToString()
+
+    def _entry(self, entry: access_log_pb2.HTTPAccessLogEntry) -> None:
+        ticket = usage.ticket_of(entry)
+        if ticket is None:
+            self._recorder.access_log("no_ticket")  # a route that is not queued, or never released
+            return
+        if entry.common_properties.intermediate_log_entry:
+            self._recorder.access_log("intermediate")  # the request goes on: its usage is not final
+            return
+        driver = self._gate.owner(ticket)
+        if driver is None:
+            self._recorder.access_log("other_process")
+            return
+        self._recorder.access_log("matched")
+        driver.usage(usage.read(entry, ticket))

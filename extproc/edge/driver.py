@@ -1,0 +1,155 @@
+"""Ties one pool's scheduler to the event loop: the clock, the streams that wait, one timer.
+
+All calls come from the loop's thread. The timer is armed for the scheduler's next deadline and for
+nothing else: when nothing waits, nothing wakes up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import structlog
+
+from extproc.core.events import Arrive, End, EndpointAdded, Event, Refuse, Release, Scraped, ScrapeFailed, Tick, Usage
+from extproc.core.model import PoolPolicy, Sample, State
+from extproc.core.scheduler import Scheduler
+from extproc.edge.recorder import Recorder
+
+log = structlog.get_logger()
+
+Verdict = Release | Refuse
+
+_FAULT_PAUSE_S = 1.0  # after a tick that failed: what it was to do may be due still, and fail again
+
+
+class VerdictLostError(Exception):
+    """The scheduler failed with this request's verdict in its hands."""
+
+
+class PoolDriver:
+    """One pool. Raises nothing but what the scheduler raises for a fault of its own."""
+
+    def __init__(self, policy: PoolPolicy, endpoints: list[str], loop: asyncio.AbstractEventLoop, recorder: Recorder):
+        self.name = policy.name
+        self.scheduler = Scheduler(policy)
+        self._loop = loop
+        self._recorder = recorder
+        self._waiters: dict[str, asyncio.Future[Verdict]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = float("inf")
+        self._changed = asyncio.Event()  # set at the end of each stream
+        self._on_busy: list[Callable[[], None]] = []
+        for endpoint in endpoints:
+            self._apply(EndpointAdded(endpoint))
+
+    def on_busy(self, call: Callable[[], None]) -> None:
+        """`call` when a request comes to an idle pool: its readings are old."""
+        self._on_busy.append(call)
+
+    @staticmethod
+    def now() -> float:
+        """The scheduler's clock. Not the loop's: some loops keep theirs in whole milliseconds."""
+        return time.monotonic()
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is held or inside the engines."""
+        return bool(self.scheduler.requests)
+
+    async def emptied(self) -> None:
+        """Until nothing is held or inside the engines."""
+        while self.scheduler.queued or self.scheduler.inside:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def arrive(self, event: Arrive) -> asyncio.Future[Verdict]:
+        """The future is done at once when the request may go at once, or is refused. It raises
+        VerdictLostError after a fault."""
+        if not self.busy:
+            for call in self._on_busy:
+                call()
+        waiter: asyncio.Future[Verdict] = self._loop.create_future()
+        self._waiters[event.id] = waiter
+        try:
+            self._apply(event)
+        except BaseException:
+            self._waiters.pop(event.id, None)
+            self._apply_safely(End(event.id))  # it may stand in the books already, and its client has not left
+            self._tell_the_lost()
+            raise
+        return waiter
+
+    def end(self, request_id: str) -> None:
+        """The request's stream is over. Never raises: it is called from clean-up."""
+        waiter = self._waiters.pop(request_id, None)
+        if waiter is not None:
+            waiter.cancel()
+        request = self.scheduler.requests.get(request_id)
+        if request is not None and request.state is State.QUEUED:
+            self._recorder.cancelled(self.name)
+        self._apply_safely(End(request_id))
+        self._changed.set()
+
+    def usage(self, event: Usage) -> None:
+        self._apply_safely(event)
+
+    def scraped(self, endpoint: str, sample: Sample) -> None:
+        self._apply_safely(Scraped(endpoint, sample))
+
+    def scrape_failed(self, endpoint: str, refused: bool) -> None:
+        self._apply_safely(ScrapeFailed(endpoint, refused))
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _apply_safely(self, event: Event) -> bool:
+        try:
+            self._apply(event)
+        except Exception:
+            self._recorder.fault("scheduler")
+            log.exception("scheduler_fault", pool=self.name, event_type=type(event).__name__)
+            self._tell_the_lost()
+            return False
+        return True
+
+    def _tell_the_lost(self) -> None:
+        """A fault loses effects: who has left the queue without a verdict would wait for ever."""
+        for name, waiter in list(self._waiters.items()):
+            request = self.scheduler.requests.get(name)
+            if request is None or request.state is not State.QUEUED:
+                del self._waiters[name]
+                if not waiter.done():
+                    waiter.set_exception(VerdictLostError(name))
+
+    def _apply(self, event: Event) -> None:
+        effects = self.scheduler.apply(event, self.now())
+        for effect in effects:
+            if isinstance(effect, Release):
+                log.debug("released", ticket=effect.id, tenant=effect.tenant, endpoint=effect.endpoint)
+            if isinstance(effect, Release | Refuse):
+                waiter = self._waiters.pop(effect.id, None)
+                if waiter is not None and not waiter.done():
+                    waiter.set_result(effect)
+        if effects:
+            self._recorder.effects(self.name, effects)
+        self._arm()
+
+    def _arm(self, pause_s: float = 0.0) -> None:
+        due = self.scheduler.next_deadline()
+        if due is None or due >= self._timer_at:
+            return  # a timer that fires early finds nothing due and arms the next
+        if pause_s:
+            due = max(due, self.now() + pause_s)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = due
+        self._timer = self._loop.call_later(max(0.0, due - self.now()), self._fire)
+
+    def _fire(self) -> None:
+        self._timer, self._timer_at = None, float("inf")
+        self._arm(0.0 if self._apply_safely(Tick()) else _FAULT_PAUSE_S)

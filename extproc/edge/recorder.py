@@ -1,0 +1,30 @@
+"""What the edge tells of itself. `telemetry` implements it; `service` hands it over."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from extproc.core.events import Effect
+
+
+class Recorder(Protocol):
+    def effects(self, pool: str, effects: list[Effect]) -> None:
+        """What the scheduler decided."""
+
+    def cancelled(self, pool: str) -> None:
+        """A client left while its request was held."""
+
+    def passed(self, why: str) -> None:
+        """A request went through untouched: `unknown_model`, `not_placed`, `fault`."""
+
+    def refused(self, reason: str) -> None:
+        """A request was refused before it reached a scheduler."""
+
+    def clamped(self) -> None:
+        """A request asked for a class that it may not use."""
+
+    def fault(self, where: str) -> None:
+        """Something inside Fairlane went wrong."""
+
+    def access_log(self, kind: str) -> None:
+        """An entry came: `matched`, `no_ticket`, `intermediate`, `other_process`, `malformed`."""

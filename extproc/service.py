@@ -1,0 +1,157 @@
+"""Composes the parts of a running Fairlane, and owns start, drain and stop."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Literal
+
+import structlog
+
+from extproc import __version__
+from extproc.admin import server as admin_server
+from extproc.config.model import Config, Pool
+from extproc.config.units import split_host_port
+from extproc.core.model import Sample
+from extproc.core.view import FlowView, PoolView, flows, view
+from extproc.edge import server as edge_server
+from extproc.edge.access_log import AccessLog
+from extproc.edge.driver import PoolDriver
+from extproc.edge.gate import Gate
+from extproc.edge.server import PortInUseError
+from extproc.edge.stream import ExternalProcessor
+from extproc.engines.dialect import DIALECTS, Dialect
+from extproc.engines.scraper import FailureKind, ScrapeFailure, Scraper
+from extproc.telemetry.http import HttpPort
+from extproc.telemetry.metrics import Metrics, ScrapeStats
+
+log = structlog.get_logger()
+
+
+class StartError(Exception):
+    """The service cannot start. The message names the cause and the setting."""
+
+
+class Service:
+    """One process: its pools, its ports, its scrapers."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.metrics = Metrics(__version__)
+        self._drivers: dict[str, PoolDriver] = {}
+        self._scrapers: list[tuple[str, Scraper]] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ready = False
+
+    async def run(self, stop: asyncio.Event, hurry: asyncio.Event) -> None:
+        """Serve until `stop` is set; end at once when `hurry` is too. Raises StartError."""
+        loop = asyncio.get_running_loop()
+        for pool in self.config.pools:
+            policy = self.config.pool_policy(pool)
+            self._drivers[pool.name] = PoolDriver(policy, list(pool.endpoints), loop, self.metrics)
+        gate = Gate(self.config, self._drivers, self.metrics)
+        processor = ExternalProcessor(gate, self.metrics)
+        http = HttpPort(self.metrics.registry, lambda: self._ready, self.pools, self.flows)
+        self.metrics.watch(self.pools, self.scrape_stats)
+        listen = self.config.listen
+        try:
+            edge = edge_server.build(listen.ext_proc, processor, AccessLog(gate, self.metrics))
+            admin, admin_health = admin_server.build()
+            edge_server.bind(admin, listen.admin, "admin")
+        except PortInUseError as error:
+            raise StartError(str(error)) from error
+        try:
+            await http.start(*split_host_port(listen.http))
+        except OSError as error:
+            await http.stop()
+            raise StartError(f"{listen.http} (listen.http) cannot be bound: {error.strerror or error}") from error
+        await edge.server.start()
+        await admin.start()
+        await edge.set_serving(True)
+        await admin_health.set("", edge_server.SERVING)
+        for pool in self.config.pools:
+            self._scrape(pool)
+        self._ready = True
+        log.info("serving", version=__version__, **listen.model_dump())
+        await stop.wait()
+        await admin_health.set("", edge_server.NOT_SERVING)
+        await self._drain(edge, processor, hurry)
+        await admin.stop(0)
+        await http.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for driver in self._drivers.values():
+            driver.close()
+        log.info("stopped")
+
+    async def _drain(self, edge: edge_server.EdgeServer, processor: ExternalProcessor, hurry: asyncio.Event) -> None:
+        """Health first, so that Envoy looks elsewhere; then no new streams; then the held ones go, unanswered,
+        to another replica or to the next process here; answers under way may finish within the grace."""
+        self._ready = False
+        inside = sum(pool.in_flight for pool in self.pools())
+        held = sum(pool.queued for pool in self.pools())
+        log.info("draining", held=held, in_flight=inside, grace_s=self.config.shutdown.grace)
+        await edge.set_serving(False)
+        stopping = asyncio.ensure_future(edge.server.stop(self.config.shutdown.grace))
+        await asyncio.sleep(0)  # lets the server refuse what comes from now on, before the held ones are let go
+        processor.hand_over()
+        hurrying = asyncio.ensure_future(hurry.wait())
+        # Access-log streams stay open as long as Envoy runs: the end of all requests is what counts.
+        emptied = asyncio.ensure_future(self._emptied())
+        await asyncio.wait((stopping, hurrying, emptied), return_when=asyncio.FIRST_COMPLETED)
+        hurrying.cancel()
+        emptied.cancel()
+        await edge.server.stop(None)
+        await stopping
+
+    async def _emptied(self) -> None:
+        for driver in self._drivers.values():
+            await driver.emptied()
+
+    def _scrape(self, pool: Pool) -> None:
+        driver = self._drivers[pool.name]
+        dialect: Dialect | Literal["auto"] = "auto" if pool.engine == "auto" else DIALECTS[pool.engine]
+        for endpoint in pool.endpoints:
+
+            def read(sample: Sample, endpoint: str = endpoint) -> None:
+                driver.scraped(endpoint, sample)
+
+            def failed(failure: ScrapeFailure, endpoint: str = endpoint) -> None:
+                driver.scrape_failed(endpoint, refused=failure.kind is FailureKind.REFUSED)
+
+            scraper = Scraper(
+                endpoint,
+                f"http://{endpoint}",
+                dialect=dialect,
+                interval_s=pool.metrics.interval,
+                idle_interval_s=pool.metrics.idle_interval,
+                timeout_s=pool.metrics.timeout,
+                on_sample=read,
+                on_failure=failed,
+                busy=lambda: driver.busy,
+                clock=driver.now,
+            )
+            self._scrapers.append((pool.name, scraper))
+            driver.on_busy(scraper.wake)
+            self._tasks.append(asyncio.create_task(scraper.run(), name=f"scrape {endpoint}"))
+
+    # -- what others read -------------------------------------------------------------------------
+
+    def pools(self) -> list[PoolView]:
+        return [view(driver.scheduler, driver.now()) for driver in self._drivers.values()]
+
+    def flows(self, pool: str, most: int) -> list[FlowView]:
+        return flows(self._drivers[pool].scheduler, most)
+
+    def scrape_stats(self) -> list[ScrapeStats]:
+        return [
+            ScrapeStats(
+                pool=pool,
+                endpoint=scraper.endpoint_name,
+                dialect=scraper.dialect.name if scraper.dialect is not None else "unknown",
+                scrapes=scraper.scrapes,
+                failures={kind.value: count for kind, count in scraper.failures.items()},
+                last_duration_s=scraper.last_duration_s or 0.0,
+            )
+            for pool, scraper in self._scrapers
+        ]

@@ -1,0 +1,192 @@
+"""Prometheus metrics. What happens is counted as it happens; what is, is read at the scrape.
+
+No label comes from a client: pools, classes, endpoints and reasons are all configured or fixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, GCCollector, Histogram, PlatformCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from extproc.core.events import Effect, Refuse, Release, Settled
+from extproc.core.view import PoolView
+from extproc.core.window import Stance, WindowView
+
+_WAIT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+
+@dataclass(frozen=True, slots=True)
+class ScrapeStats:
+    """What one endpoint's scraper has done, as far as metrics tell."""
+
+    pool: str
+    endpoint: str
+    dialect: str
+    scrapes: int
+    failures: Mapping[str, int]  # by kind
+    last_duration_s: float
+
+
+class Metrics:
+    """Counts what the edge and the schedulers tell, and reads their state when scraped."""
+
+    def __init__(self, version: str) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+        self._pools: Callable[[], Iterable[PoolView]] = tuple
+        self._scrapers: Callable[[], Iterable[ScrapeStats]] = tuple
+        self._version = version
+        self._released = Counter(
+            "fairlane_released_requests", "Requests sent on to an engine", ["pool", "class"], registry=self.registry
+        )
+        self._wait = Histogram(
+            "fairlane_queue_wait_seconds",
+            "Time from a request's first arrival to its release or refusal",
+            ["pool", "class", "outcome"],
+            buckets=_WAIT_BUCKETS,
+            registry=self.registry,
+        )
+        self._refused = Counter(
+            "fairlane_refused_requests", "Requests answered without an engine", ["reason"], registry=self.registry
+        )
+        self._cancelled = Counter(
+            "fairlane_cancelled_requests", "Requests whose client left while held", ["pool"], registry=self.registry
+        )
+        self._settled = Counter(
+            "fairlane_settled_requests",
+            "Requests whose cost is final, by where it came from",
+            ["pool", "class", "source"],
+            registry=self.registry,
+        )
+        self._cost = Counter(
+            "fairlane_settled_cost", "Cost of settled requests, in weighted tokens", ["pool", "class"],
+            registry=self.registry,
+        )  # fmt: skip
+        self._passed = Counter(
+            "fairlane_passed_requests", "Requests let through without scheduling", ["why"], registry=self.registry
+        )
+        self._clamped = Counter(
+            "fairlane_clamped_requests", "Requests that asked for a class they may not use", registry=self.registry
+        )
+        self._faults = Counter(
+            "fairlane_faults", "Faults inside Fairlane, by where they came up", ["where"], registry=self.registry
+        )
+        self._access_log = Counter(
+            "fairlane_access_log_entries", "Access-log entries by what was made of them", ["kind"],
+            registry=self.registry,
+        )  # fmt: skip
+        for where in ("stream", "scheduler"):
+            self._faults.labels(where)
+        self.registry.register(self)
+
+    def watch(self, pools: Callable[[], Iterable[PoolView]], scrapers: Callable[[], Iterable[ScrapeStats]]) -> None:
+        """Where to read state at a scrape."""
+        self._pools, self._scrapers = pools, scrapers
+
+    # -- the edge's recorder ----------------------------------------------------------------------
+
+    def effects(self, pool: str, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Release():
+                    self._released.labels(pool, effect.cls).inc()
+                    self._wait.labels(pool, effect.cls, "released").observe(effect.waited_s)
+                case Refuse():
+                    self._refused.labels(effect.reason.code).inc()
+                    self._wait.labels(pool, effect.cls, effect.reason.code).observe(effect.waited_s)
+                case Settled():
+                    self._settled.labels(pool, effect.cls, effect.source.value).inc()
+                    self._cost.labels(pool, effect.cls).inc(effect.cost)
+
+    def cancelled(self, pool: str) -> None:
+        self._cancelled.labels(pool).inc()
+
+    def passed(self, why: str) -> None:
+        self._passed.labels(why).inc()
+
+    def refused(self, reason: str) -> None:
+        self._refused.labels(reason).inc()
+
+    def clamped(self) -> None:
+        self._clamped.inc()
+
+    def fault(self, where: str) -> None:
+        self._faults.labels(where).inc()
+
+    def access_log(self, kind: str) -> None:
+        self._access_log.labels(kind).inc()
+
+    # -- read at the scrape -----------------------------------------------------------------------
+
+    def collect(self) -> Iterable[Metric]:
+        build = GaugeMetricFamily("fairlane_build_info", "1, with the version as label", labels=["version"])
+        build.add_metric([self._version], 1)
+        yield build
+        yield from _pool_metrics(list(self._pools()))
+        yield from _scrape_metrics(list(self._scrapers()))
+
+
+def _pool_metrics(pools: list[PoolView]) -> Iterable[Metric]:
+    held = GaugeMetricFamily("fairlane_held_requests", "Requests that wait", labels=["pool", "class"])
+    slots = GaugeMetricFamily("fairlane_class_in_flight", "Engine slots held", labels=["pool", "class"])
+    flows = GaugeMetricFamily("fairlane_flows", "Tenants with state", labels=["pool", "class"])
+    size = GaugeMetricFamily("fairlane_held_bytes", "Bodies of requests that wait", labels=["pool"])
+    for pool in pools:
+        size.add_metric([pool.pool], pool.queued_bytes)
+        for cls in pool.classes:
+            held.add_metric([pool.pool, cls.name], cls.queued)
+            slots.add_metric([pool.pool, cls.name], cls.in_flight)
+            flows.add_metric([pool.pool, cls.name], cls.tenants)
+    yield from (held, slots, flows, size)
+
+    gauges: tuple[tuple[str, str, Callable[[WindowView], float | None]], ...] = (
+        ("in_flight", "Engine slots held by requests of ours", lambda e: e.in_flight),
+        ("foreign", "Requests inside the engine that are not ours, estimated", lambda e: e.foreign),
+        ("capacity", "Estimated running capacity R of the engine", lambda e: e.capacity),
+        ("tpot_window", "Window by time per output token, while it has been over its limit", lambda e: e.tpot_window),
+        ("tpot_seconds", "Time per output token between the last two scrapes", lambda e: e.tpot_s),
+        ("running", "Requests in the engine's batch, as scraped", lambda e: e.running),
+        ("waiting", "Requests in the engine's own queue, as scraped", lambda e: e.waiting),
+        ("kv_usage_ratio", "KV cache in use, as scraped", lambda e: e.kv_usage),
+        ("scrape_age_seconds", "Age of the last good metrics page", lambda e: e.age_s),
+    )
+    for name, text, read in gauges:
+        family = GaugeMetricFamily(f"fairlane_endpoint_{name}", text, labels=["pool", "endpoint"])
+        for pool in pools:
+            for endpoint in pool.endpoints:
+                value = read(endpoint)
+                if value is not None:
+                    family.add_metric([pool.pool, endpoint.endpoint], value)
+        yield family
+    stance = GaugeMetricFamily(
+        "fairlane_endpoint_stance", "1 for what the window goes by", labels=["pool", "endpoint", "stance"]
+    )
+    for pool in pools:
+        for endpoint in pool.endpoints:
+            for each in Stance:
+                stance.add_metric([pool.pool, endpoint.endpoint, each.value], float(endpoint.stance is each))
+    yield stance
+
+
+def _scrape_metrics(scrapers: list[ScrapeStats]) -> Iterable[Metric]:
+    done = CounterMetricFamily("fairlane_scrapes", "Metrics pages read", labels=["pool", "endpoint"])
+    failed = CounterMetricFamily(
+        "fairlane_scrape_failures", "Metrics pages not read, by cause", labels=["pool", "endpoint", "kind"]
+    )
+    took = GaugeMetricFamily("fairlane_scrape_duration_seconds", "Last scrape", labels=["pool", "endpoint"])
+    dialect = GaugeMetricFamily(
+        "fairlane_dialect_info", "1 for the dialect in use", labels=["pool", "endpoint", "dialect"]
+    )
+    for scraper in scrapers:
+        where = [scraper.pool, scraper.endpoint]
+        done.add_metric(where, scraper.scrapes)
+        took.add_metric(where, scraper.last_duration_s)
+        dialect.add_metric([*where, scraper.dialect], 1)
+        for kind, count in scraper.failures.items():
+            failed.add_metric([*where, kind], count)
+    yield from (done, failed, took, dialect)

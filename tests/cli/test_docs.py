@@ -1,0 +1,58 @@
+"""What the documents say is so: tables, commands, files, links."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+
+from extproc.cli.main import main
+from extproc.config.load import parse
+from extproc.core.reasons import Reason
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "envoy/README.md"]
+
+
+def test_the_table_of_refusals_is_the_table_in_the_code() -> None:
+    for reason in Reason:
+        code = f"`{reason.code}`" + (", with Retry-After" if reason.retry else "")
+        assert f"| {reason.meaning} | {reason.status} | {code} |" in README
+
+
+def test_every_make_target_that_is_named_exists() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        for line in re.findall(r"^make ([a-z -]+)|`make ([a-z-]+)", page.read_text(), re.MULTILINE):
+            assert set((line[0] or line[1]).split()) <= targets, page
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_fairlane_command_that_is_named_exists(page: Path) -> None:
+    for name in re.findall(r"\.venv/bin/fairlane ([a-z-]+)", page.read_text()):
+        assert main.get_command(click.Context(main), name) is not None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_to_a_file_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def test_files_that_the_way_of_a_request_names_exist() -> None:
+    text = (ROOT / "docs/how-it-works.md").read_text()
+    for name in re.findall(r"`((?:extproc|core|edge|engines|config|envoy|tests|docs)/[a-z0-9_./]+)`", text):
+        assert (ROOT / name).exists() or (ROOT / "extproc" / name).exists(), name
+
+
+def test_the_least_configuration_is_one() -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
+    assert blocks
+    for block in blocks:
+        config = parse(block)
+        assert config.pools[0].name == yaml.safe_load(block)["pools"][0]["name"]

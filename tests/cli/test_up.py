@@ -1,0 +1,94 @@
+"""`fairlane up` as a command: its options, its errors, what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from extproc.cli.ports import Use, check_free
+from extproc.cli.stack import Addresses
+from extproc.cli.up import up
+
+
+@pytest.fixture
+def addresses() -> Addresses:
+    return Addresses.free()
+
+
+def test_up_reports_a_port_in_use_in_one_line(addresses: Addresses) -> None:
+    with socket.create_server(addresses.http):
+        result = CliRunner().invoke(up, up_arguments(addresses))
+    assert result.exit_code == 1
+    assert result.output.splitlines()[-1] == (
+        f"Error: port {addresses.http.port} (Fairlane's metrics and health) on 127.0.0.1 is in use: "
+        "stop what listens there or choose another with --http-port"
+    )
+
+
+def test_up_takes_ports_from_a_file_or_from_options_but_not_both(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("pools: [{name: a, models: ['*'], endpoints: ['127.0.0.1:8001']}]")
+    result = CliRunner().invoke(up, ["--config", str(file), "--http-port", "9999"])
+    assert result.exit_code == 2
+    assert "--http-port cannot be given with --config" in result.output
+
+
+def test_up_simulates_no_engine_on_another_machine(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("pools: [{name: a, models: ['*'], endpoints: ['10.0.0.7:8000']}]")
+    result = CliRunner().invoke(up, ["--config", str(file)])
+    assert result.exit_code == 1
+    assert "engines on other machines (10.0.0.7:8000): give --no-sim" in result.output
+
+
+def test_up_passes_on_what_is_wrong_with_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("pool: []")
+    result = CliRunner().invoke(up, ["--config", str(file)])
+    assert result.exit_code == 1
+    assert "pool: unknown key; did you mean pools?" in result.output
+
+
+def up_arguments(at: Addresses) -> list[str]:
+    arguments = ["--envoy-port", at.envoy.port, "--envoy-admin-port", at.envoy_admin.port, "--grpc-port"]
+    arguments += [at.ext_proc.port, "--admin-port", at.admin.port, "--http-port", at.http.port]
+    for engine in at.engines:
+        arguments += ["--engine-port", engine.port]
+    return [str(argument) for argument in arguments]
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_up_runs_what_it_prints_and_stops_with_a_signal(number: signal.Signals, tmp_path: Path) -> None:
+    at = Addresses.free()
+    program = [sys.executable, "-m", "extproc.cli.main", "up", *up_arguments(at)]
+    with (
+        (tmp_path / "err").open("wb") as err,
+        subprocess.Popen(program, stdout=subprocess.PIPE, stderr=err, text=True, cwd=tmp_path) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            said = ""
+            while "Ctrl-C stops everything." not in said:
+                line = process.stdout.readline()
+                assert line, (tmp_path / "err").read_text()
+                said += line
+            curl = said[said.index("curl -N") : said.index("or with the openai package")]
+            python = said[said.index("from openai import") : said.index("Ctrl-C")]
+            answer = subprocess.run(["sh", "-c", curl], capture_output=True, text=True, timeout=60, check=True).stdout
+            assert answer.endswith("data: [DONE]\n\n")
+            written = subprocess.run(
+                [sys.executable, "-c", python], capture_output=True, text=True, timeout=60, check=True
+            ).stdout
+            assert len(written.split()) == 32  # the simulated engine writes one word for each token
+            process.send_signal(number)
+            assert process.wait(timeout=60) == 0
+        finally:
+            process.kill()
+    check_free([Use(a, "x", "--x") for a in (at.envoy, at.envoy_admin, at.ext_proc, at.admin, at.http, *at.engines)])

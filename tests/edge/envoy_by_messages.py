@@ -1,0 +1,333 @@
+"""Envoy as far as this service sees it: a client that sends its messages over a real connection, a pool to send them
+to, and a recorder that keeps what the edge tells."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import orjson
+
+from extproc.config.load import from_data
+from extproc.config.model import Config
+from extproc.core import invariants
+from extproc.core.events import Effect
+from extproc.core.model import Sample
+from extproc.edge.access_log import AccessLog
+from extproc.edge.driver import PoolDriver
+from extproc.edge.facts import ATTRIBUTES, FACTS
+from extproc.edge.gate import Gate
+from extproc.edge.stream import ExternalProcessor
+from extproc.edge.usage import TICKET, USAGE
+from extproc.edge.wire import ACCESS_LOG_SERVICE, EXT_PROC_SERVICE
+from extproc.pb.wire.v1 import access_log_pb2, ext_proc_pb2
+
+ENGINE = "10.0.0.1:8000"
+Request = ext_proc_pb2.ProcessingRequest
+Response = ext_proc_pb2.ProcessingResponse
+
+
+class Recording:
+    """A recorder that keeps everything, in order: (what, detail)."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+        self.decided: list[Effect] = []
+
+    def effects(self, pool: str, effects: list[Effect]) -> None:
+        self.decided += effects
+        self.told += [(type(effect).__name__.lower(), pool) for effect in effects]
+
+    def cancelled(self, pool: str) -> None:
+        self.told.append(("cancelled", pool))
+
+    def passed(self, why: str) -> None:
+        self.told.append(("passed", why))
+
+    def refused(self, reason: str) -> None:
+        self.told.append(("refused", reason))
+
+    def clamped(self) -> None:
+        self.told.append(("clamped", ""))
+
+    def fault(self, where: str) -> None:
+        self.told.append(("fault", where))
+
+    def access_log(self, kind: str) -> None:
+        self.told.append(("access_log", kind))
+
+    def count(self, what: str, detail: str | None = None) -> int:
+        return sum(w == what and detail in (None, d) for w, d in self.told)
+
+
+def a_config(slots: int = 1, **changes: Any) -> Config:
+    """One pool `sim` of one engine with `slots` slots and nothing standing in its own queue. Its readings stay
+    fresh for as long as a test lasts, and nothing is read from the network."""
+    pool = {
+        "name": "sim",
+        "models": ["m"],
+        "endpoints": [ENGINE],
+        "window": {"start": slots, "overtake": 0},
+        "metrics": {"interval": "60s", "idle_interval": "60s"},
+        **changes.pop("pool", {}),
+    }
+    classes = {
+        "default": {"rank": 1, "priority": 1000, "max_waiting": 0},
+        "urgent": {"rank": 0, "priority": 0, "max_waiting": 0},
+        **changes.pop("classes", {}),
+    }
+    return from_data({"pools": [pool, *changes.pop("more_pools", [])], "classes": classes, **changes})
+
+
+def an_idle_page() -> Sample:
+    return Sample(0, 0, None, None, None, None, None, None, started=time.monotonic())
+
+
+class Edge:
+    """All parts of the edge but the server, for one configuration; each engine has been read once, idle."""
+
+    def __init__(self, config: Config) -> None:
+        loop = asyncio.get_running_loop()
+        self.config = config
+        self.recorder = Recording()
+        self.drivers = {
+            pool.name: PoolDriver(config.pool_policy(pool), list(pool.endpoints), loop, self.recorder)
+            for pool in config.pools
+        }
+        for pool in config.pools:
+            for endpoint in pool.endpoints:
+                self.drivers[pool.name].scraped(endpoint, an_idle_page())
+        self.gate = Gate(config, self.drivers, self.recorder)
+        self.processor = ExternalProcessor(self.gate, self.recorder)
+        self.access_log = AccessLog(self.gate, self.recorder)
+
+    @property
+    def driver(self) -> PoolDriver:
+        return self.drivers["sim"]
+
+    @property
+    def held(self) -> int:
+        return self.driver.scheduler.queued
+
+    @property
+    def inside(self) -> int:
+        return sum(self.driver.scheduler.inside.values())
+
+    def check(self) -> None:
+        for driver in self.drivers.values():
+            invariants.check(driver.scheduler, driver.now())
+
+    def check_empty(self) -> None:
+        """Nothing is left in the books but requests that wait for their usage."""
+        self.check()
+        for driver in self.drivers.values():
+            assert driver.scheduler.queued == 0
+            assert sum(driver.scheduler.inside.values()) == 0
+            assert not driver._waiters
+
+    def close(self) -> None:
+        for driver in self.drivers.values():
+            driver.close()
+
+
+Start = Callable[..., Awaitable[tuple[Edge, "Envoy"]]]  # the fixture `start`
+
+
+async def until(condition: Callable[[], object], what: str = "") -> None:
+    """Waits for a state of the other side, and fails when it does not come."""
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - the other side tells nobody
+            await asyncio.sleep(0.001)
+
+
+# -- messages -------------------------------------------------------------------------------------
+
+
+def request(
+    model: Any = "m",
+    headers: Mapping[str, str] | None = None,
+    *,
+    size: Any = 1000,
+    at: Any = None,
+    metadata: Mapping[str, Mapping[str, Any]] | None = None,
+    **facts: Any,
+) -> Request:
+    """A header message as the standard profile sends it. `facts` are what was taken out of the body."""
+    message = Request()
+    for name, value in {":method": "POST", ":path": "/v1/completions", **(headers or {})}.items():
+        message.request_headers.headers.headers.add(key=name, raw_value=value.encode())
+    if model is not None:
+        facts["model"] = model
+    if facts:
+        message.metadata_context.filter_metadata[FACTS].update(facts)
+    for namespace, fields in (metadata or {}).items():
+        message.metadata_context.filter_metadata[namespace].update(fields)
+    attributes = {"request.size": size, "request.time": at}
+    message.attributes[ATTRIBUTES].update({name: value for name, value in attributes.items() if value is not None})
+    return message
+
+
+def message(kind: str) -> Request:
+    """An empty message of another phase."""
+    made = Request()
+    getattr(made, kind).SetInParent()
+    return made
+
+
+def an_entry(ticket: str | None, code: int = 200, **usage: Any) -> access_log_pb2.HTTPAccessLogEntry:
+    entry = access_log_pb2.HTTPAccessLogEntry()
+    if ticket is not None:
+        entry.request.request_headers[TICKET] = ticket
+    entry.response.response_code.value = code
+    if usage:
+        entry.common_properties.metadata.filter_metadata[USAGE].update(usage)
+    return entry
+
+
+def log_message(*entries: access_log_pb2.HTTPAccessLogEntry) -> bytes:
+    made = access_log_pb2.StreamAccessLogsMessage()
+    made.http_logs.log_entry.extend(entries)
+    return made.SerializeToString()
+
+
+def headers_set(answer: Response) -> dict[str, str]:
+    """What an answer to a header message sets; each is written in the only way that Envoy reads and obeys."""
+    options = answer.request_headers.response.header_mutation.set_headers
+    assert all(not o.header.value and not o.HasField("append") for o in options)
+    return {o.header.key: o.header.raw_value.decode() for o in options}
+
+
+@dataclass(frozen=True)
+class Immediate:
+    """What the client gets when Envoy answers in our name."""
+
+    status: int
+    headers: dict[str, str]
+    error: dict[str, Any]
+    details: str
+
+    @classmethod
+    def of(cls, answer: Response) -> Immediate:
+        assert answer.WhichOneof("response") == "immediate_response", answer
+        it = answer.immediate_response
+        headers = {o.header.key: o.header.raw_value.decode() for o in it.headers.set_headers}
+        body = orjson.loads(it.body)
+        assert list(body) == ["error"]
+        assert set(body["error"]) == {"message", "type", "param", "code"}
+        return cls(it.status.code, headers, body["error"], it.details)
+
+
+# -- over a real connection -----------------------------------------------------------------------
+
+
+class Stream:
+    """One request's stream, from Envoy's side."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+
+    async def send(self, *messages: Request | bytes) -> None:
+        for one in messages:
+            await self.call.write(one if isinstance(one, bytes) else one.SerializeToString())
+
+    async def read(self) -> Response | None:
+        """None: the other side has closed the stream."""
+        try:
+            async with asyncio.timeout(5):
+                raw = await self.call.read()
+        except grpc.aio.AioRpcError:
+            return None  # `code` tells
+        return None if raw is grpc.aio.EOF else Response.FromString(raw)
+
+    async def answer(self) -> Response:
+        answer = await self.read()
+        assert answer is not None, "the stream was closed without an answer"
+        return answer
+
+    async def ask(self, *messages: Request | bytes) -> Response:
+        await self.send(*messages)
+        return await self.answer()
+
+    async def end(self) -> grpc.StatusCode:
+        """The HTTP request is over."""
+        await self.call.done_writing()
+        assert await self.read() is None, "an answer that nobody asked for"
+        return await self.code()
+
+    async def code(self) -> grpc.StatusCode:
+        async with asyncio.timeout(5):
+            code: grpc.StatusCode = await self.call.code()
+        return code
+
+    def cancel(self) -> None:
+        self.call.cancel()
+
+
+class Envoy:
+    """A connection to the edge's port."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        # a connection of its own for each: grpc would share one between equal channels
+        self.channel = grpc.aio.insecure_channel(address, options=(("grpc.use_local_subchannel_pool", 1),))
+        self._process = self.channel.stream_stream(f"/{EXT_PROC_SERVICE}/Process")
+        self._logs = self.channel.stream_unary(f"/{ACCESS_LOG_SERVICE}/StreamAccessLogs")
+
+    def stream(self) -> Stream:
+        return Stream(self._process())
+
+    async def released(self, *args: Any, **facts: Any) -> tuple[Stream, str]:
+        """A request that is let go at once, and its ticket."""
+        stream = self.stream()
+        return stream, headers_set(await stream.ask(request(*args, **facts)))[TICKET]
+
+    def access_log(self) -> Any:
+        return self._logs()
+
+    async def close(self) -> None:
+        await self.channel.close()
+
+
+# -- without a connection -------------------------------------------------------------------------
+
+
+class Context:
+    """What grpc hands to the handler, as a script: `reads` and then the end of the stream, or silence."""
+
+    def __init__(self, *reads: Request | bytes, ends: bool = True) -> None:
+        self.reads: asyncio.Queue[Any] = asyncio.Queue()
+        self.written: list[Response] = []
+        self.gone = False  # the client has left: writing fails
+        self.broken = False  # writing fails, and nobody knows why
+        self.aborted: grpc.StatusCode | None = None
+        for one in reads:
+            self.reads.put_nowait(one if isinstance(one, bytes) else one.SerializeToString())
+        if ends:
+            self.end()
+
+    def end(self) -> None:
+        self.reads.put_nowait(grpc.aio.EOF)
+
+    async def read(self) -> Any:
+        return await self.reads.get()
+
+    async def write(self, raw: bytes) -> None:
+        if self.gone or self.broken:
+            raise grpc.aio.UsageError("RPC already finished.")
+        self.written.append(Response.FromString(raw))
+
+    def done(self) -> bool:
+        return self.gone
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+        assert details
+        self.aborted = code
+        raise grpc.aio.AbortError("Locally aborted.")
+
+    @property
+    def kinds(self) -> list[str | None]:
+        return [answer.WhichOneof("response") for answer in self.written]

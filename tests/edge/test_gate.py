@@ -1,0 +1,97 @@
+"""Where a request goes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from envoy_by_messages import Edge, a_config, request
+
+from extproc.core.reasons import Reason
+from extproc.edge import facts
+from extproc.edge.gate import Deny, Pass, Queue
+
+TWO = [{"name": "two", "models": ["n", "n-alias"], "endpoints": ["10.0.0.2:8000"]}]
+ALL = [{"name": "rest", "models": ["*"], "endpoints": ["10.0.0.3:8000"]}]
+
+
+async def decide(message: Any, **config: Any) -> Any:
+    edge = Edge(a_config(**config))
+    decision = edge.gate.decide(facts.read(message))
+    edge.close()
+    if isinstance(decision, Queue):
+        return decision.driver.name
+    return decision.why if isinstance(decision, Pass) else decision.reason
+
+
+@pytest.mark.parametrize(
+    ("model", "pools", "rules", "goes"),
+    [
+        ("m", [], {}, "sim"),
+        ("n-alias", TWO, {}, "two"),
+        ("x", [], {}, "unknown_model"),
+        ("x", [], {"unknown_model": "reject"}, Reason.MODEL_NOT_FOUND),
+        ("x", ALL, {"unknown_model": "reject"}, "rest"),
+        ("m", ALL, {}, "sim"),
+        (None, [], {}, "sim"),
+        (None, ALL, {}, "rest"),
+        (None, TWO, {}, "not_placed"),
+        (None, TWO, {"unknown_model": "reject"}, "not_placed"),  # a model that is not named is not unknown
+        (None, TWO, {"malformed": "reject"}, Reason.INVALID_REQUEST),
+        ("M", [], {}, "unknown_model"),  # names are exact
+    ],
+)
+async def test_the_pool_of_a_model(
+    model: str | None, pools: list[dict[str, Any]], rules: dict[str, str], goes: str | Reason
+) -> None:
+    assert await decide(request(model), more_pools=pools, requests=rules) == goes
+
+
+async def test_too_large_is_said_before_all_else() -> None:
+    rules = {"max_body": "1B", "malformed": "reject", "unknown_model": "reject"}
+    assert await decide(request(None), requests=rules) is Reason.BODY_TOO_LARGE
+
+
+async def test_a_long_name_of_a_model_is_cut_in_the_answer() -> None:
+    edge = Edge(a_config(requests={"unknown_model": "reject"}))
+    decision = edge.gate.decide(facts.read(request("x" * 100_000)))
+    assert isinstance(decision, Deny)
+    assert len(decision.message) < 200
+    edge.close()
+
+
+async def test_what_the_scheduler_is_told() -> None:
+    edge = Edge(a_config())
+    sent = request(headers={"x-tenant": "a", "x-class": "urgent"}, size=123, max_tokens=9, n=2)
+    decision = edge.gate.decide(facts.read(sent))
+    assert isinstance(decision, Queue)
+    event = decision.event
+    assert (event.tenant, event.cls, event.body_bytes, event.max_output, event.n) == ("a", "urgent", 123, 9, 2)
+    assert event.timeout_s is None
+    assert event.arrival == pytest.approx(edge.driver.now(), abs=5)
+    edge.close()
+
+
+async def test_a_class_that_may_not_be_used_is_counted() -> None:
+    edge = Edge(a_config())
+    for cls in ("urgent", "vip", "vip"):
+        edge.gate.decide(facts.read(request(headers={"x-class": cls})))
+    assert edge.recorder.told == [("clamped", "")] * 2
+    edge.close()
+
+
+async def test_tickets_are_of_one_process_and_never_the_same() -> None:
+    edge, other = Edge(a_config()), Edge(a_config())
+    tickets = [edge.gate.decide(facts.read(request())).event.id for _ in range(20)]  # type: ignore[union-attr]
+    assert len(set(tickets)) == 20
+    assert all(edge.gate.owner(ticket) is edge.driver for ticket in tickets)
+    assert all(other.gate.owner(ticket) is None for ticket in tickets)
+    edge.close()
+    other.close()
+
+
+@pytest.mark.parametrize("ticket", ["", "-", "x", "x-sim-1", "--", "\x00", "é-sim-1"])
+async def test_tickets_that_nobody_gave_out(ticket: str) -> None:
+    edge = Edge(a_config())
+    assert edge.gate.owner(ticket) is None
+    edge.close()
