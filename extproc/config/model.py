@@ -155,6 +155,13 @@ class Window(Section):
     max_kv_usage: Annotated[float, Field(gt=0, le=1)] = 0.95
     overtake: Annotated[int, Field(ge=0, le=4)] = 1
 
+    @field_validator("max_tpot")
+    @classmethod
+    def _some_time(cls, value: float) -> float:
+        if value <= 0:
+            raise ValueError("must be above 0: no engine makes a token in no time")
+        return value
+
 
 class Cost(Section):
     prompt: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0

@@ -81,14 +81,14 @@ class PoolDriver:
             raise
         return waiter
 
-    def end(self, request_id: str) -> None:
-        """The request's stream is over. Never raises: it is called from clean-up."""
+    def end(self, request_id: str, *, handed_over: bool = False) -> None:
+        """The request's stream is over; `handed_over`: by our own doing. Never raises: it is called from clean-up."""
         waiter = self._waiters.pop(request_id, None)
         if waiter is not None:
             waiter.cancel()
         request = self.scheduler.requests.get(request_id)
         if request is not None and request.state is State.QUEUED:
-            self._recorder.cancelled(self.name)
+            (self._recorder.handed_over if handed_over else self._recorder.cancelled)(self.name)
         self._apply_safely(End(request_id))
         self._changed.set()
 

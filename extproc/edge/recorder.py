@@ -14,6 +14,9 @@ class Recorder(Protocol):
     def cancelled(self, pool: str) -> None:
         """A client left while its request was held."""
 
+    def handed_over(self, pool: str) -> None:
+        """A held request was let go, unanswered, for another replica to take."""
+
     def passed(self, why: str) -> None:
         """A request went through untouched: `unknown_model`, `not_placed`, `fault`."""
 

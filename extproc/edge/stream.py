@@ -103,7 +103,7 @@ class ExternalProcessor:
             if reader is not None and not reader.done():
                 reader.cancel()
             if place is not None:
-                place.driver.end(place.event.id)
+                place.driver.end(place.event.id, handed_over=self._handing_over)
 
     def hand_over(self) -> None:
         """Let go of all that is held, unanswered: Envoy takes it to another replica."""

@@ -57,6 +57,12 @@ class Metrics:
         self._cancelled = Counter(
             "fairlane_cancelled_requests", "Requests whose client left while held", ["pool"], registry=self.registry
         )
+        self._handed_over = Counter(
+            "fairlane_handed_over_requests",
+            "Held requests let go at a shutdown, for another replica to take",
+            ["pool"],
+            registry=self.registry,
+        )
         self._settled = Counter(
             "fairlane_settled_requests",
             "Requests whose cost is final, by where it came from",
@@ -105,6 +111,9 @@ class Metrics:
 
     def cancelled(self, pool: str) -> None:
         self._cancelled.labels(pool).inc()
+
+    def handed_over(self, pool: str) -> None:
+        self._handed_over.labels(pool).inc()
 
     def passed(self, why: str) -> None:
         self._passed.labels(why).inc()

@@ -42,6 +42,9 @@ class Recording:
         self.decided += effects
         self.told += [(type(effect).__name__.lower(), pool) for effect in effects]
 
+    def handed_over(self, pool: str) -> None:
+        self.told.append(("handed_over", pool))
+
     def cancelled(self, pool: str) -> None:
         self.told.append(("cancelled", pool))
 

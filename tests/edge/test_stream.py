@@ -450,6 +450,7 @@ async def test_hand_over_lets_go_of_what_is_held_and_of_nothing_else(
         assert await stream.read() is None  # nothing was written: Envoy may replay it
         assert await stream.code() is grpc.StatusCode.UNAVAILABLE
     assert (edge.held, edge.inside) == (0, 1)
+    assert (edge.recorder.count("handed_over"), edge.recorder.count("cancelled")) == (3, 0)
     assert (await first.ask(message("response_trailers"))).WhichOneof("response") == "response_trailers"
     assert await first.end() is grpc.StatusCode.OK
     edge.check_empty()

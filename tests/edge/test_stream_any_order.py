@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 KINDS = ("response_headers", "request_body", "response_body", "request_trailers", "response_trailers")
-OUTCOMES = ("release", "refuse", "refused", "passed", "cancelled")
+OUTCOMES = ("release", "refuse", "refused", "passed", "cancelled", "handed_over")
 
 
 async def settle() -> None:

@@ -68,6 +68,7 @@ def filled() -> Metrics:
         ],
     )
     metrics.cancelled("sim")
+    metrics.handed_over("sim")
     metrics.passed("unknown_model")
     metrics.refused("body_too_large")
     metrics.refused("queue_timeout")
@@ -131,6 +132,7 @@ def test_what_happened_is_counted() -> None:
     assert seen["fairlane_settled_requests_total", "interactive", "sim", "error"] == 1
     assert seen["fairlane_settled_cost_total", "interactive", "sim"] == 120.5
     assert seen["fairlane_cancelled_requests_total", "sim"] == 1
+    assert seen["fairlane_handed_over_requests_total", "sim"] == 1
     assert seen["fairlane_passed_requests_total", "unknown_model"] == 1
     assert seen["fairlane_clamped_requests_total",] == 1
     assert seen["fairlane_access_log_entries_total", "matched"] == 1
