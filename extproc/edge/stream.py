@@ -11,12 +11,13 @@ one `finally`.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import structlog
 
-from extproc.core.events import Refuse
+from extproc.core.events import Refuse, Release
 from extproc.core.reasons import Reason
 from extproc.edge import facts as facts_of
 from extproc.edge.driver import Verdict
@@ -37,6 +38,20 @@ _OURS = (PRIORITY, TICKET, CLASS, QUEUE_MS, ENDPOINT)
 Context = Any
 
 
+@dataclass(slots=True)
+class _Exchange:
+    """One stream, and what is owed on it."""
+
+    context: Context
+    answered: bool = False  # the one answer was written, or there is nobody who waits for it
+    place: Queue | None = None  # in the books, once it is there
+    reader: asyncio.Task[Any] | None = None  # the read that runs while the request is held
+
+    async def answer(self, raw: bytes) -> None:
+        self.answered = True
+        await self.context.write(raw)
+
+
 class ExternalProcessor:
     """The handler of `Process`. One instance serves all streams."""
 
@@ -50,60 +65,63 @@ class ExternalProcessor:
         first = await context.read()
         if first is grpc.aio.EOF:
             return
-        answered = False
-        place: Queue | None = None
-        reader: asyncio.Task[Any] | None = None
+        exchange = _Exchange(context)
         try:
-            message = ext_proc_pb2.ProcessingRequest.FromString(first)
-            if message.WhichOneof("request") != "request_headers":
-                # A wiring that does not send request headers: nothing to schedule by.
-                self._recorder.passed("not_placed")
-                answered = True  # whatever comes, an answer to request headers is not owed
-                await self._follow(context, first)
-                return
-            decision = self._gate.decide(facts_of.read(message))
-            if isinstance(decision, Deny):
-                self._recorder.refused(decision.reason.code)
-                answered = True
-                await context.write(refuse(decision.reason, decision.message, None, decision.param))
-                return
-            if isinstance(decision, Pass):
-                self._recorder.passed(decision.why)
-                answered = True
-                await context.write(request_headers_answer({}, _OURS))
-                await self._follow(context)
-                return
-            place = decision
-            waiter = place.driver.arrive(place.event)
-            if not waiter.done():
-                log.debug("held", ticket=place.event.id, tenant=place.event.tenant, arrival=place.event.arrival)
-                reader = asyncio.ensure_future(context.read())
-                reader.add_done_callback(_seen)
-                if not await self._hold(waiter, reader):
-                    if self._handing_over and not reader.done():
-                        await context.abort(grpc.StatusCode.UNAVAILABLE, "handed over to another replica")
-                    answered = True  # the client has left, or Envoy has answered it: nothing is owed
-                    return
-            verdict = waiter.result()
-            answered = True
-            if await self._answer(context, verdict):
-                await self._follow(context, reader)
-        except asyncio.CancelledError:
-            raise
-        except grpc.aio.AbortError:
+            await self._serve(exchange, first)
+        except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
         except Exception:
             if context.done():
                 return  # Envoy went away between the verdict and the answer: there is nobody to tell
             self._recorder.fault("stream")
-            log.exception("stream_fault", answered=answered)
-            if not answered:
-                await self._fail(context)
+            log.exception("stream_fault", answered=exchange.answered)
+            if not exchange.answered:
+                await self._fail(exchange)
         finally:
-            if reader is not None and not reader.done():
-                reader.cancel()
-            if place is not None:
-                place.driver.end(place.event.id, handed_over=self._handing_over)
+            if exchange.reader is not None and not exchange.reader.done():
+                exchange.reader.cancel()
+            if exchange.place is not None:
+                exchange.place.driver.end(exchange.place.event.id, handed_over=self._handing_over)
+
+    async def _serve(self, exchange: _Exchange, first: bytes) -> None:
+        message = ext_proc_pb2.ProcessingRequest.FromString(first)
+        if message.WhichOneof("request") != "request_headers":
+            # A wiring that does not send request headers: nothing to schedule by, and no answer to them is owed.
+            self._recorder.passed("not_placed")
+            exchange.answered = True
+            await self._follow(exchange.context, first)
+            return
+        match self._gate.decide(facts_of.read(message)):
+            case Deny(reason, text, param):
+                self._recorder.refused(reason.code)
+                await exchange.answer(refuse(reason, text, None, param))
+            case Pass(why):
+                self._recorder.passed(why)
+                await exchange.answer(request_headers_answer({}, _OURS))
+                await self._follow(exchange.context)
+            case Queue() as place:
+                await self._queue(exchange, place)
+
+    async def _queue(self, exchange: _Exchange, place: Queue) -> None:
+        """Wait for the verdict, tell it, and stay until the stream ends."""
+        context, event = exchange.context, place.event
+        exchange.place = place
+        waiter = place.driver.arrive(event)
+        if not waiter.done():
+            log.debug("held", ticket=event.id, tenant=event.tenant, arrival=event.arrival)
+            exchange.reader = asyncio.ensure_future(context.read())
+            exchange.reader.add_done_callback(_seen)
+            if not await self._hold(waiter, exchange.reader):
+                if self._handing_over and not exchange.reader.done():
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "handed over to another replica")
+                exchange.answered = True  # the client has left, or Envoy has answered it: nothing is owed
+                return
+        verdict = waiter.result()
+        if isinstance(verdict, Refuse):
+            await exchange.answer(refuse(verdict.reason, verdict.message, verdict.retry_after_s))
+            return
+        await exchange.answer(_release(verdict))
+        await self._follow(context, exchange.reader)
 
     def hand_over(self) -> None:
         """Let go of all that is held, unanswered: Envoy takes it to another replica."""
@@ -122,25 +140,6 @@ class ExternalProcessor:
             self._held.discard(waiter)
         return waiter.done() and not waiter.cancelled()
 
-    async def _answer(self, context: Context, verdict: Verdict) -> bool:
-        """Write the one answer. False: the request was refused, and its stream is over."""
-        if isinstance(verdict, Refuse):
-            await context.write(refuse(verdict.reason, verdict.message, verdict.retry_after_s))
-            return False
-        await context.write(
-            request_headers_answer(
-                {
-                    PRIORITY: str(verdict.priority),
-                    TICKET: verdict.id,
-                    CLASS: verdict.cls,
-                    QUEUE_MS: str(round(verdict.waited_s * 1000)),
-                    ENDPOINT: verdict.endpoint,
-                },
-                endpoint=verdict.endpoint,
-            )
-        )
-        return True
-
     async def _follow(self, context: Context, pending: bytes | asyncio.Task[Any] | None = None) -> None:
         """Answer whatever Envoy asks with "go on", until the stream ends."""
         while True:
@@ -155,14 +154,27 @@ class ExternalProcessor:
             if answer is not None:
                 await context.write(answer)
 
-    async def _fail(self, context: Context) -> None:
+    async def _fail(self, exchange: _Exchange) -> None:
         """A fault of ours: by configuration the request passes as it came, or is refused."""
         if self._gate.config.on_fault == "reject":
             self._recorder.refused(Reason.FAULT.code)
-            await context.write(refuse(Reason.FAULT, "Fairlane failed on this request (on_fault: reject)", 1))
+            await exchange.answer(refuse(Reason.FAULT, "Fairlane failed on this request (on_fault: reject)", 1))
             return
         self._recorder.passed("fault")
-        await context.write(request_headers_answer({}, _OURS))
+        await exchange.answer(request_headers_answer({}, _OURS))
+
+
+def _release(verdict: Release) -> bytes:
+    return request_headers_answer(
+        {
+            PRIORITY: str(verdict.priority),
+            TICKET: verdict.id,
+            CLASS: verdict.cls,
+            QUEUE_MS: str(round(verdict.waited_s * 1000)),
+            ENDPOINT: verdict.endpoint,
+        },
+        endpoint=verdict.endpoint,
+    )
 
 
 def _seen(reader: asyncio.Task[Any]) -> None:
