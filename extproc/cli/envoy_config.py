@@ -9,6 +9,7 @@ import click
 
 from extproc.cli import envoy_file
 from extproc.cli.ports import HostPort
+from extproc.config.units import ip_port, split_host_port
 
 
 class _Address(click.ParamType[HostPort]):
@@ -18,12 +19,23 @@ class _Address(click.ParamType[HostPort]):
         if isinstance(value, HostPort):
             return value
         try:
-            return HostPort.parse(str(value))
+            return self.parse(str(value))
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
+    def parse(self, text: str) -> HostPort:
+        return HostPort.parse(text)
+
+
+class _Engine(_Address):
+    name = "ip:port"
+
+    def parse(self, text: str) -> HostPort:
+        return HostPort(*split_host_port(ip_port(text)))
+
 
 _ADDRESS = _Address()
+_ENGINE = _Engine()
 
 
 @click.command("envoy-config")
@@ -33,9 +45,7 @@ _ADDRESS = _Address()
     "--ext-proc", type=_ADDRESS, multiple=True, default=["127.0.0.1:50051"], show_default=True,
     help="Fairlane; once for each replica.",
 )  # fmt: skip
-@click.option(
-    "--engine", type=_ADDRESS, multiple=True, required=True, help="An engine, as in fairlane.yaml; repeat it."
-)
+@click.option("--engine", type=_ENGINE, multiple=True, required=True, help="An engine, as in fairlane.yaml; repeat it.")
 def envoy_config(
     listener: HostPort, envoy_admin: HostPort, ext_proc: tuple[HostPort, ...], engine: tuple[HostPort, ...]
 ) -> None:

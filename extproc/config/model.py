@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from extproc.config.units import Bytes, HostPort, Seconds
+from extproc.config.units import Bytes, HostPort, IpPort, Seconds
 from extproc.core.model import ClassPolicy, CostWeights, PoolPolicy, TenantPolicy, WindowPolicy
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
@@ -123,6 +123,7 @@ class Class(Section):
 class Tenant(Section):
     weight: Positive = 1.0
     max_queued: Count = 1_000
+    max_queued_bytes: Bytes = 512 * 1024**2
     max_in_flight: Count | None = None
     default_class: str | None = None  # of requests that name none
     classes: list[str] | None = None  # that it may use; none given: all
@@ -178,7 +179,7 @@ class Cost(Section):
 class Pool(Section):
     name: str
     models: Annotated[list[Bytestring], Field(min_length=1)]
-    endpoints: Annotated[list[HostPort], Field(min_length=1)]
+    endpoints: Annotated[list[IpPort], Field(min_length=1)]
     engine: Literal["auto", "vllm", "llamacpp"] = "auto"
     metrics: Metrics = Metrics()
     window: Window = Window()
@@ -305,6 +306,7 @@ class Config(Section):
                 max_kv_usage=pool.window.max_kv_usage,
                 overtake=pool.window.overtake,
                 scrape_interval_s=pool.metrics.interval,
+                idle_scrape_interval_s=pool.metrics.idle_interval,
                 first_scrape_grace_s=pool.metrics.timeout + 1.0,
             ),
             max_queued=pool.max_queued,
@@ -323,4 +325,9 @@ _CLASSES: dict[str, Class] = {
 
 
 def _tenant_policy(tenant: Tenant) -> TenantPolicy:
-    return TenantPolicy(weight=tenant.weight, max_queued=tenant.max_queued, max_in_flight=tenant.max_in_flight)
+    return TenantPolicy(
+        weight=tenant.weight,
+        max_queued=tenant.max_queued,
+        max_queued_bytes=tenant.max_queued_bytes,
+        max_in_flight=tenant.max_in_flight,
+    )

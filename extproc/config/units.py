@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from typing import Annotated
 
 from pydantic import BeforeValidator
@@ -39,9 +40,26 @@ def _host_port(value: object) -> str:
     raise ValueError(f"expected host:port, like 127.0.0.1:8001 or [::1]:8001, not {value!r}")
 
 
+def ip_port(value: object) -> str:
+    """An `ip:port` in the one form in which Envoy writes it. Raises ValueError."""
+    match = _HOST_PORT.match(value) if isinstance(value, str) else None
+    if match is not None and 0 < int(match[2]) < 65536:
+        host, port = split_host_port(match[0])
+        family = socket.AF_INET6 if match[1].startswith("[") else socket.AF_INET
+        try:
+            # inet_ntop as Envoy does it: [0::1] would be another text than its [::1]
+            address = socket.inet_ntop(family, socket.inet_pton(family, host))
+        except OSError:
+            pass
+        else:
+            return f"[{address}]:{port}" if family == socket.AF_INET6 else f"{address}:{port}"
+    raise ValueError(f"{value!r} is not ip:port: Envoy matches Fairlane's choice by address, and would ignore a name")
+
+
 Seconds = Annotated[float, BeforeValidator(_duration)]
 Bytes = Annotated[int, BeforeValidator(_size)]
 HostPort = Annotated[str, BeforeValidator(_host_port)]
+IpPort = Annotated[str, BeforeValidator(ip_port)]
 
 
 def split_host_port(value: str) -> tuple[str, int]:

@@ -19,13 +19,21 @@ class OverLimit:
     message: str  # names the limit, its setting and what was found
 
 
-def over_limit(event: Arrive, cls: ClassQueue, pool: PoolPolicy, queued: int, queued_bytes: int) -> OverLimit | None:
+def over_limit(
+    event: Arrive, cls: ClassQueue, pool: PoolPolicy, queued: int, queued_bytes: int, tenant_bytes: int
+) -> OverLimit | None:
     """The first limit that is hit: the tenant's, the class's, the pool's; None: it may wait.
 
-    `queued` and `queued_bytes` are the pool's."""
-    of_tenant, tenant_may = cls.queue.queued(event.tenant), pool.tenant(event.tenant).max_queued
-    if of_tenant >= tenant_may:
-        message = _message(f"tenant {event.tenant!r}", of_tenant, "requests", tenant_may, "max_queued of the tenant")
+    `queued` and `queued_bytes` are the pool's, `tenant_bytes` the tenant's in all its classes."""
+    tenant, who = pool.tenant(event.tenant), f"tenant {event.tenant!r}"
+    of_tenant = cls.queue.queued(event.tenant)
+    if of_tenant >= tenant.max_queued:
+        message = _message(who, of_tenant, "requests", tenant.max_queued, "max_queued of the tenant")
+        return OverLimit(Reason.TENANT_LIMIT, of_tenant, message)
+    if tenant_bytes and tenant_bytes + event.body_bytes > tenant.max_queued_bytes:
+        message = _message(
+            who, tenant_bytes, "bytes of requests", tenant.max_queued_bytes, "max_queued_bytes of the tenant"
+        )
         return OverLimit(Reason.TENANT_LIMIT, of_tenant, message)
     of_class, class_may = len(cls.queue), cls.policy.max_queued
     if of_class >= class_may:

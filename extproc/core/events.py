@@ -41,6 +41,13 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Unreachable:
+    """The endpoint that the request was sent to did not take the connection, or broke it."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Scraped:
     """An endpoint's metrics page was read."""
 
@@ -73,7 +80,7 @@ class Tick:
     """Time has passed: `Scheduler.next_deadline` is due."""
 
 
-Event = Arrive | End | Usage | Scraped | ScrapeFailed | EndpointAdded | EndpointRemoved | Tick
+Event = Arrive | End | Usage | Unreachable | Scraped | ScrapeFailed | EndpointAdded | EndpointRemoved | Tick
 
 
 @dataclass(frozen=True, slots=True)

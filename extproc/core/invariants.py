@@ -16,6 +16,10 @@ def check(scheduler: Scheduler, now: float) -> None:
     _equal("known requests that are over", [r.story() for r in requests if r.state not in _ALIVE], [])
     _equal("queued", scheduler.queued, len(queued))
     _equal("queued bytes", scheduler.queued_bytes, sum(r.body_bytes for r in queued))
+    by_tenant: Counter[str] = Counter()
+    for r in queued:
+        by_tenant[r.tenant] += r.body_bytes
+    _equal("queued bytes by tenant", dict(scheduler.tenant_bytes), {t: n for t, n in by_tenant.items() if n})
     _equal("inside by tenant", dict(scheduler.inside), dict(Counter(r.tenant for r in released)))
     for cls in scheduler.classes:
         cls.queue.check()
@@ -28,6 +32,8 @@ def check(scheduler: Scheduler, now: float) -> None:
     for window in scheduler.windows.values():
         slots = sum(r.slots for r in released if r.endpoint == window.endpoint)
         _equal(f"in flight of {window.endpoint}", window.in_flight, slots)
+        guests = sum(r.slots for r in released if r.endpoint == window.endpoint and r.overtook)
+        _equal(f"overtaking in {window.endpoint}", window.overtaking, guests)
     _nothing_waits_that_could_go(scheduler, now)
 
 

@@ -103,7 +103,8 @@ class TenantPolicy:
     """What a tenant may do. Applies in each class."""
 
     weight: float = 1.0
-    max_queued: int = 1_000
+    max_queued: int = 1_000  # requests
+    max_queued_bytes: int = 512 * 1024**2  # in all classes together
     max_in_flight: int | None = None  # engine slots
 
 
@@ -118,6 +119,7 @@ class WindowPolicy:
     max_kv_usage: float = 0.95
     overtake: int = 1  # requests by which a tenant with nothing inside may exceed a full window
     scrape_interval_s: float = 0.25
+    idle_scrape_interval_s: float = 2.0  # while nothing is held or inside
     first_scrape_grace_s: float = 2.0  # nothing is released before the first reading or this
 
 
@@ -158,6 +160,7 @@ class Request:
     state: State = State.QUEUED
     charged: float = 0.0  # cost charged so far
     endpoint: str | None = None
+    overtook: bool = False  # let in beyond a full window
     released_at: float = 0.0
     ended_at: float | None = None
     settled: bool = False  # its cost is final, whether or not its stream has ended

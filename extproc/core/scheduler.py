@@ -44,6 +44,7 @@ from extproc.core.events import (
     ScrapeFailed,
     Settled,
     Tick,
+    Unreachable,
     Usage,
 )
 from extproc.core.model import (
@@ -77,7 +78,9 @@ class Scheduler:
         self.inside: Counter[str] = Counter()  # tenant -> its requests inside the engines
         self.queued = 0
         self.queued_bytes = 0
+        self.tenant_bytes: Counter[str] = Counter()  # of the bodies that wait
         self._seq = 0
+        self._releases = 0
         self._estimator = Estimator()
         self.drain = DrainRate()
 
@@ -96,6 +99,8 @@ class Scheduler:
                 self._end(event, now)
             case Usage():
                 self._usage(event, now, effects)
+            case Unreachable():
+                self._unreachable(event, now)
             case Scraped():
                 window = self.windows.get(event.endpoint)
                 if window is not None:
@@ -131,7 +136,7 @@ class Scheduler:
         cls = self._by_name.get(event.cls)
         if cls is None:
             raise ValueError(f"class {event.cls!r} is not one of {sorted(self._by_name)}")
-        limit = over_limit(event, cls, self.policy, self.queued, self.queued_bytes)
+        limit = over_limit(event, cls, self.policy, self.queued, self.queued_bytes, self.tenant_bytes[event.tenant])
         if limit is not None:
             effects.append(self._refuse(event, limit.reason, limit.waiting, now, limit.message))
             return
@@ -159,8 +164,7 @@ class Scheduler:
         self.requests[request.id] = request
         if self.queued == 0:
             self.drain.resume(now)
-        self.queued += 1
-        self.queued_bytes += request.body_bytes
+        self._count_queued(request, 1)
         cls.put(request, self._share_v)
         self._set_deadline(request, request.deadline)
 
@@ -179,7 +183,7 @@ class Scheduler:
             return
         window = self.windows.get(request.endpoint or "")
         if window is not None:
-            window.free(request.slots, now)
+            window.free(request.slots, now, overtook=request.overtook)
             if window.removed and window.in_flight == 0:
                 del self.windows[window.endpoint]
         self._by_name[request.cls].queue.free(request)
@@ -193,6 +197,12 @@ class Scheduler:
         request.move(State.ENDED)
         request.ended_at = now
         self._set_deadline(request, now + self.policy.usage_grace_s)
+
+    def _unreachable(self, event: Unreachable, now: float) -> None:
+        request = self.requests.get(event.id)
+        window = None if request is None else self.windows.get(request.endpoint or "")
+        if window is not None:
+            window.on_unreachable(now)
 
     def _usage(self, event: Usage, now: float, effects: list[Effect]) -> None:
         request = self.requests.get(event.id)
@@ -290,9 +300,15 @@ class Scheduler:
     def _leave_queue(self, request: Request, to: State) -> None:
         request.move(to)
         self._by_name[request.cls].queue.remove(request)
-        self.queued -= 1
-        self.queued_bytes -= request.body_bytes
+        self._count_queued(request, -1)
         del self.requests[request.id]
+
+    def _count_queued(self, request: Request, by: int) -> None:
+        self.queued += by
+        self.queued_bytes += by * request.body_bytes
+        self.tenant_bytes[request.tenant] += by * request.body_bytes
+        if not self.tenant_bytes[request.tenant]:
+            del self.tenant_bytes[request.tenant]
 
     # -- dispatch ---------------------------------------------------------------------------------
 
@@ -309,7 +325,7 @@ class Scheduler:
         for cls, q in self.order():
             request = None if cls.capped() else cls.queue.peek()
             if request is not None:
-                return q - (request.slots - 1)
+                return max(0.0, q - (request.slots - 1))
         return self._q_max
 
     def _dispatch(self, now: float, effects: list[Effect]) -> None:
@@ -331,18 +347,17 @@ class Scheduler:
         return False
 
     def _pick(self, request: Request, q: float, now: float) -> Window | None:
-        """The accepting endpoint that is least full, in proportion to its window."""
+        """The accepting endpoint that is least full in proportion to its window; among equals, the one that has not
+        been used for longest. A tenant with nothing inside may exceed a full window by `overtake`, and where all are
+        overfull, go to one that holds fewer than `overtake` such guests."""
         # A class without a standing queue of its own has nobody to overtake.
         overtake = self.policy.window.overtake if q > 0 and request.tenant not in self.inside else 0
-        best: tuple[float, int] | None = None
-        choice: Window | None = None
-        for window in self.windows.values():
-            if not window.accepts(request.slots, q + overtake, now):
-                continue
-            key = (window.load / max(1.0, window.limit(q, now)), window.load)
-            if best is None or key < best:
-                best, choice = key, window
-        return choice
+        windows = self.windows.values()
+        open_ones = [w for w in windows if w.accepts(request.slots, q, now)]
+        if not open_ones and overtake:
+            open_ones = [w for w in windows if w.may_overtake(request.slots, q, overtake, now)]
+            request.overtook = bool(open_ones)
+        return min(open_ones, key=lambda w: (w.load / max(1.0, w.limit(q, now)), w.load, w.last_take), default=None)
 
     def _release(self, request: Request, cls: ClassQueue, window: Window, now: float) -> Release:
         charge = self.policy.weights.cost(request.prompt_tokens, request.output_tokens)
@@ -352,11 +367,11 @@ class Scheduler:
         request.move(State.RELEASED)
         request.endpoint = window.endpoint
         request.released_at = now
-        self.queued -= 1
-        self.queued_bytes -= request.body_bytes
+        self._count_queued(request, -1)
         priority = engine_priority(cls.policy, self.inside.get(request.tenant, 0), self.policy.priority_gap)
         self.inside[request.tenant] += 1
-        window.take(request.slots, now)
+        self._releases += 1
+        window.take(request.slots, now, number=self._releases, overtook=request.overtook)
         self.drain.count(now)
         self._share_v += charge
         cls.served(charge, self._share_v)

@@ -40,6 +40,7 @@ _HISTORY_S = 5.0  # how far back our own in-flight count is compared with a lagg
 _HISTORY_GRAIN_S = 0.01
 _PROBE_S = 5.0
 _LAG_S = 1.0  # gauges of a busy vLLM show a burst after 0.4-0.9 s
+_SUSPECT_S = 2.0
 _DIPS = 3  # readings of `running` over which its dips are bridged
 
 
@@ -50,7 +51,7 @@ class Stance(Enum):
     FRESH = "fresh"
     STALE = "stale"
     OUTAGE = "outage"
-    DOWN = "down"  # the endpoint refuses connections
+    DOWN = "down"  # the endpoint refuses or breaks connections
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,8 @@ class Window:
         self.endpoint = endpoint
         self.policy = policy
         self.in_flight = 0
+        self.overtaking = 0  # of these, slots let in beyond a full window
+        self.last_take = 0  # number of the last release to it, to go round among equals
         self.removed = False
         self._added_at = now
         self._down = False
@@ -91,6 +94,7 @@ class Window:
         self._tpot_window: float | None = None
         self._tpot: float | None = None
         self._kv_hold_until = float("-inf")
+        self._suspect_at = float("-inf")
         self._last: Sample | None = None
         self._read_at: float | None = None
         self._running: deque[int] = deque(maxlen=_DIPS)
@@ -113,7 +117,7 @@ class Window:
         return self._tpot
 
     def stance(self, now: float) -> Stance:
-        if self._down:
+        if self._down or now - self._suspect_at < _SUSPECT_S:
             return Stance.DOWN
         if self._read_at is None:
             waiting_for_first = not self._attempted and now - self._added_at < self.policy.first_scrape_grace_s
@@ -121,7 +125,10 @@ class Window:
         age = now - self._read_at
         if age > _OUTAGE_S:
             return Stance.OUTAGE
-        return Stance.STALE if age > _STALE_INTERVALS * self.policy.scrape_interval_s + 0.5 else Stance.FRESH
+        # Where nothing of ours is inside the page is read more seldom, and tells enough.
+        idle = self.in_flight == 0
+        interval = self.policy.idle_scrape_interval_s if idle else self.policy.scrape_interval_s
+        return Stance.STALE if age > _STALE_INTERVALS * interval + 0.5 else Stance.FRESH
 
     def limit(self, q: float, now: float) -> float:
         """Slots that may be taken, ours and foreign ones together, for a class with standing queue `q`."""
@@ -139,14 +146,28 @@ class Window:
         stance = self.stance(now)
         if self.removed or stance in (Stance.DOWN, Stance.STARTING):
             return False
-        # In an outage the last reading of foreign load is worth nothing; our own count is all there is.
-        foreign = 0 if stance is Stance.OUTAGE else self.foreign
-        limit = self.limit(q, now)
+        limit, inside = self.limit(q, now), self._inside(now)
         if self.in_flight > 0:
-            return self.in_flight + foreign + slots <= limit
+            # A wide request does not wait until the engine has run dry: it may go when a slot would idle.
+            idle_slot = slots > 1 and inside < min(limit, self._capacity)
+            return idle_slot or inside + slots <= limit
         # Nothing of ours inside: one goes whatever its width. Gauges of some engines stay high for ever
         # after all requests were aborted, so foreign load alone does not hold a probe back for long.
-        return foreign < limit or now - self._history[-1][0] > _PROBE_S
+        return inside < limit or now - self._history[-1][0] > _PROBE_S
+
+    def may_overtake(self, slots: int, q: float, most: int, now: float) -> bool:
+        """Whether a tenant with nothing inside may exceed a full window, by `most` slots.
+
+        A window can be overfull through no doing of the tenant: an engine may hold more than we knew of, from a list of
+        prompts or work that is not ours. Then `most` such guests may be inside at a time."""
+        if self.removed or self.stance(now) in (Stance.DOWN, Stance.STARTING):
+            return False
+        limit, inside = self.limit(q, now), self._inside(now)
+        return inside + slots <= limit + most if inside <= limit else self.overtaking + slots <= most
+
+    def _inside(self, now: float) -> int:
+        """In an outage the last reading of foreign load is worth nothing; our own count is all there is."""
+        return self.in_flight if self.stance(now) is Stance.OUTAGE else self.load
 
     def revive(self, now: float) -> None:
         """The endpoint was removed and is back, perhaps with another engine behind the address."""
@@ -157,16 +178,27 @@ class Window:
 
     # -- what happens -----------------------------------------------------------------------------
 
-    def take(self, slots: int, now: float) -> None:
+    def take(self, slots: int, now: float, *, number: int = 0, overtook: bool = False) -> None:
+        """`number`: of the release, counted up over all endpoints."""
         self.in_flight += slots
+        self.last_take = number
+        if overtook:
+            self.overtaking += slots
         self._note(now)
 
-    def free(self, slots: int, now: float) -> None:
+    def free(self, slots: int, now: float, *, overtook: bool = False) -> None:
         self.in_flight -= slots
+        if overtook:
+            self.overtaking -= slots
         self._turned += slots
         if self.in_flight < 0:
             raise AssertionError(f"{self.endpoint}: in flight {self.in_flight}")
         self._note(now)
+
+    def on_unreachable(self, now: float) -> None:
+        """A connection to the endpoint failed or broke. Nothing goes there before a page has been read, or two seconds
+        have passed: a dead engine refuses faster than any other answers, and would be sent all that waits."""
+        self._suspect_at = now
 
     def on_failure(self, refused: bool) -> None:
         self._attempted = True
@@ -183,6 +215,8 @@ class Window:
             self._down = False
             self._fresh_start()
         last, self._last, self._read_at = self._last, sample, now
+        if sample.started > self._suspect_at:
+            self._suspect_at = float("-inf")
         own_then, own_max = self._own(sample.started)
         if sample.waiting == 0:
             self._running.clear()

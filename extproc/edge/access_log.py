@@ -44,4 +44,6 @@ class AccessLog:
             self._recorder.access_log("other_process")
             return
         self._recorder.access_log("matched")
+        if usage.endpoint_failed(entry):
+            driver.unreachable(ticket)
         driver.usage(usage.read(entry, ticket))

@@ -12,7 +12,19 @@ from collections.abc import Callable
 
 import structlog
 
-from extproc.core.events import Arrive, End, EndpointAdded, Event, Refuse, Release, Scraped, ScrapeFailed, Tick, Usage
+from extproc.core.events import (
+    Arrive,
+    End,
+    EndpointAdded,
+    Event,
+    Refuse,
+    Release,
+    Scraped,
+    ScrapeFailed,
+    Tick,
+    Unreachable,
+    Usage,
+)
 from extproc.core.model import PoolPolicy, Sample, State
 from extproc.core.scheduler import Scheduler
 from extproc.edge.recorder import Recorder
@@ -94,6 +106,9 @@ class PoolDriver:
 
     def usage(self, event: Usage) -> None:
         self._apply_safely(event)
+
+    def unreachable(self, request_id: str) -> None:
+        self._apply_safely(Unreachable(request_id))
 
     def scraped(self, endpoint: str, sample: Sample) -> None:
         self._apply_safely(Scraped(endpoint, sample))

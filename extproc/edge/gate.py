@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from extproc.config.model import Config
 from extproc.core.events import Arrive
 from extproc.core.reasons import Reason
-from extproc.edge.arrival import ArrivalClock
+from extproc.edge.arrival import ArrivalClocks
 from extproc.edge.driver import PoolDriver
 from extproc.edge.facts import Facts
 from extproc.edge.identity import identify
@@ -50,9 +50,10 @@ class Gate:
         self._recorder = recorder
         self._process = secrets.token_hex(4)
         self._count = 0
-        self._arrivals = ArrivalClock()
+        self._arrivals = ArrivalClocks()
 
-    def decide(self, facts: Facts) -> Queue | Pass | Deny:
+    def decide(self, facts: Facts, peer: str) -> Queue | Pass | Deny:
+        """`peer`: the Envoy that asks, as gRPC names the other end of its connection."""
         rules = self.config.requests
         if facts.body_bytes > rules.max_body:
             return Deny(
@@ -75,7 +76,7 @@ class Gate:
             id=f"{self._process}-{pool.name}-{self._count:x}",
             tenant=identity.tenant,
             cls=identity.cls,
-            arrival=self._arrivals.arrival(facts.arrival, time.time(), driver.now()),
+            arrival=self._arrivals.of(peer).arrival(facts.arrival, time.time(), driver.now()),
             body_bytes=facts.body_bytes,
             max_output=facts.max_output,
             n=facts.n,

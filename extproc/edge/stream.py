@@ -91,7 +91,7 @@ class ExternalProcessor:
             exchange.answered = True
             await self._follow(exchange.context, first)
             return
-        match self._gate.decide(facts_of.read(message)):
+        match self._gate.decide(facts_of.read(message), exchange.context.peer()):
             case Deny(reason, text, param):
                 self._recorder.refused(reason.code)
                 await exchange.answer(refuse(reason, text, None, param))

@@ -20,6 +20,21 @@ def ticket_of(entry: access_log_pb2.HTTPAccessLogEntry) -> str | None:
     return entry.request.request_headers.get(TICKET) or None
 
 
+def endpoint_failed(entry: access_log_pb2.HTTPAccessLogEntry) -> bool:
+    """Whether the endpoint that was chosen did not take the connection, or broke it. Where Envoy has gone on to another
+    one, the answer is good, and the number of attempts tells."""
+    common = entry.common_properties
+    flags = common.response_flags
+    if flags.downstream_connection_termination or flags.downstream_remote_reset:
+        return False  # the client left first
+    return (
+        flags.upstream_connection_failure
+        or flags.upstream_connection_termination
+        or flags.upstream_remote_reset
+        or common.upstream_request_attempt_count > 1
+    )
+
+
 def read(entry: access_log_pb2.HTTPAccessLogEntry, ticket: str) -> Usage:
     """Never raises for what an engine can send."""
     metadata = entry.common_properties.metadata.filter_metadata

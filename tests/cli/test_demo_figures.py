@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from extproc.cli import demo
 from extproc.sim.load import Outcome, Shot
@@ -117,3 +118,82 @@ def test_the_load_is_the_same_each_time() -> None:
     polite = {name: [s.at_s for s in shots if s.tenant == name] for name in ("team-a", "team-b")}
     assert polite["team-a"][:3] == [0.25, 1.25, 2.25]
     assert polite["team-b"][:3] == [0.75, 1.75, 2.75]
+
+
+# -- the promise ----------------------------------------------------------------------------------
+
+
+def a_way(a: float | None = 0.5, b: float | None = 0.5, throughput: float = 500.0, errors: int = 0) -> demo.Way:
+    """`a`, `b`: p99 of the polite tenants' time to the first token, in seconds."""
+    tenants = {
+        name: {"ttft_p99_ms": None if value is None else value * 1000} for name, value in (("team-a", a), ("team-b", b))
+    }
+    outcomes = [an_outcome("noisy", 1, {EARLY: 1})] * 232
+    return demo.Way(outcomes, tenants, jain=1.0, throughput=throughput, errors=errors)
+
+
+DIRECT = a_way(10.0, 20.0)
+
+
+@pytest.mark.parametrize(
+    "fair",
+    [a_way(2.0, 4.0, 475.0), a_way(0.1, 0.1, 600.0), a_way(0.0, 0.0)],
+    ids=["just", "easily", "without waiting"],
+)
+def test_a_promise_that_is_kept(fair: demo.Way) -> None:
+    assert demo.shortfalls(DIRECT, fair) == []
+
+
+@pytest.mark.parametrize(
+    ("direct", "fair", "said"),
+    [
+        (
+            DIRECT,
+            a_way(2.5, 4.0),
+            "team-a waits 4.0 times less for its first token (p99 10.00 s -> 2.50 s), and should wait 5 times less",
+        ),
+        (
+            DIRECT,
+            a_way(2.0, 40.0),
+            "team-b waits 0.5 times less for its first token (p99 20.00 s -> 40.00 s), and should wait 5 times less",
+        ),
+        (
+            DIRECT,
+            a_way(throughput=470.0),
+            "output tokens per second 500 -> 470 are 94.0%, and should be 95%; is the machine busy otherwise?",
+        ),
+        (DIRECT, a_way(errors=3), "3 of 232 requests through Fairlane failed, and none should"),
+        (a_way(10.0, 20.0, errors=1), a_way(), "1 of 232 requests straight to the engines failed, and none should"),
+        (a_way(None, 20.0), a_way(), "team-a got no token straight from the engines"),
+        (DIRECT, a_way(0.5, None), "team-b got no token through Fairlane"),
+    ],
+)
+def test_a_promise_that_is_not_kept_is_told_with_its_figures(direct: demo.Way, fair: demo.Way, said: str) -> None:
+    assert demo.shortfalls(direct, fair) == [said]
+
+
+def test_everything_that_falls_short_is_told() -> None:
+    assert len(demo.shortfalls(DIRECT, a_way(9.0, 19.0, 100.0, 2))) == 4
+
+
+@pytest.mark.parametrize(
+    ("after", "code", "said"), [(2.0, 0, ""), (2.5, 1, "Falls short: team-a waits 4.0 times less")]
+)
+def test_the_exit_code_says_whether_it_was_kept(
+    monkeypatch: pytest.MonkeyPatch, after: float, code: int, said: str
+) -> None:
+    async def both() -> tuple[demo.Way, demo.Way]:
+        return DIRECT, a_way(after)
+
+    monkeypatch.setattr(demo, "_both", both)
+    monkeypatch.setattr(demo, "_print", lambda *_: None)
+    result = CliRunner().invoke(demo.demo, [])
+    assert result.exit_code == code
+    assert result.stderr.startswith(said)
+    assert bool(result.stderr) == bool(code)
+
+
+def test_the_help_tells_what_is_promised() -> None:
+    said = " ".join(CliRunner().invoke(demo.demo, ["--help"]).stdout.split())
+    assert "at least 5 times less for their first token (p99), at 95 % or more of the direct throughput" in said
+    assert "busy with other work may fall short in throughput" in said

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import click
@@ -56,3 +58,10 @@ def test_the_least_configuration_is_one() -> None:
     for block in blocks:
         config = parse(block)
         assert config.pools[0].name == yaml.safe_load(block)["pools"][0]["name"]
+
+
+def test_the_first_make_says_that_it_installs_before_it_is_silent(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    said = subprocess.run(["make", "-n", "up"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert 0 < said.index("Installing into .venv (about a minute) ...") < said.index("pip install")

@@ -109,6 +109,13 @@ def test_the_access_log_records_what_the_queued_route_takes() -> None:
     assert logged == route + r"(\?.*)?"
 
 
+def test_half_a_body_and_old_clients() -> None:
+    """A body that stops in the middle does not hold its connection for ever, and HTTP/1.0 is answered."""
+    manager = render()["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+    assert manager["request_timeout"] == "300s"
+    assert manager["http_protocol_options"] == {"accept_http_10": True}
+
+
 def test_rendering_leaves_no_trace_in_the_next_one() -> None:
     render(with_fairlane=False)
     assert sockets(cluster(render(), "fairlane")) == [FAIRLANE]

@@ -70,7 +70,7 @@ def test_sizes_without_a_unit_and_others(text: Any) -> None:
     ],
 )
 def test_addresses(text: str, parts: tuple[str, int]) -> None:
-    assert good({"endpoints": [text]}).pools[0].endpoints == [text]
+    assert good(listen={"http": text}).listen.http == text
     assert split_host_port(text) == parts
 
 
@@ -99,8 +99,52 @@ def test_addresses(text: str, parts: tuple[str, int]) -> None:
     ],
 )
 def test_what_is_no_address(text: Any) -> None:
-    line = error({"endpoints": [text]})
-    assert line == f"pools.0.endpoints.0: expected host:port, like 127.0.0.1:8001 or [::1]:8001, not {text!r}"
+    line = error(listen={"http": text})
+    assert line == f"listen.http: expected host:port, like 127.0.0.1:8001 or [::1]:8001, not {text!r}"
+
+
+@pytest.mark.parametrize(
+    ("text", "endpoint"),
+    [
+        ("127.0.0.1:8001", "127.0.0.1:8001"),
+        ("[::1]:8001", "[::1]:8001"),
+        # as Envoy writes them, for it compares text
+        ("[0:0::1]:8001", "[::1]:8001"),
+        ("[2001:DB8::A]:80", "[2001:db8::a]:80"),
+        ("[::ffff:10.0.0.1]:80", "[::ffff:10.0.0.1]:80"),
+        ("10.0.0.1:080", "10.0.0.1:80"),
+    ],
+)
+def test_endpoints(text: str, endpoint: str) -> None:
+    assert good({"endpoints": [text]}).pools[0].endpoints == [endpoint]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "localhost:1",
+        "vllm-0.vllm.ns.svc:8000",
+        "my_engine:1",
+        "10.0.0:80",
+        "10.0.0.256:80",
+        "010.0.0.1:80",
+        "[10.0.0.1]:80",
+        "[fe80::1%eth0]:80",
+        "[::g]:80",
+        "::1:80",
+        "127.0.0.1",
+        "127.0.0.1:0",
+        "127.0.0.1:65536",
+        "127.0.0.1:80\n",
+        8001,
+        None,
+    ],
+)
+def test_an_endpoint_is_an_address_since_envoy_ignores_names(text: Any) -> None:
+    assert error({"endpoints": [text]}) == (
+        f"pools.0.endpoints.0: {text!r} is not ip:port: Envoy matches Fairlane's choice by address, "
+        "and would ignore a name"
+    )
 
 
 # -- single keys ----------------------------------------------------------------------------------
@@ -169,7 +213,8 @@ def test_keys_of_a_tenant(changes: dict[str, Any], words: str) -> None:
         ({"models": [""]}, "models.0", "at least 1 character"),
         ({"models": "m"}, "models", "valid list"),
         ({"endpoints": []}, "endpoints", "at least 1 item"),
-        ({"endpoints": ["a:1", "b:1", "a:1"]}, "endpoints", "named twice: a:1"),
+        ({"endpoints": ["10.0.0.1:1", "10.0.0.2:1", "10.0.0.1:1"]}, "endpoints", "named twice: 10.0.0.1:1"),
+        ({"endpoints": ["[::1]:1", "[0::1]:1"]}, "endpoints", "named twice: [::1]:1"),
         ({"engine": "tgi"}, "engine", "'auto', 'vllm' or 'llamacpp'"),
         ({"metrics": {"interval": "10ms"}}, "metrics", "at least 20ms"),
         ({"metrics": {"interval": "3s"}}, "metrics", "no longer than idle_interval"),
@@ -320,7 +365,7 @@ def test_what_the_core_is_told() -> None:
         {
             "cost": {"prompt": 2, "cached": 0.5, "output": 3},
             "window": {"start": 5, "max_tpot": "80ms", "max_kv_usage": 0.9, "overtake": 2},
-            "metrics": {"interval": "500ms", "timeout": "3s"},
+            "metrics": {"interval": "500ms", "idle_interval": "4s", "timeout": "3s"},
             "max_queued": 11,
             "max_queued_bytes": "1KiB",
         },
@@ -330,15 +375,24 @@ def test_what_the_core_is_told() -> None:
                 "max_in_flight": 7, "min_share": 0.25,
             }
         },
-        tenants={"a": {"weight": 2, "max_queued": 8, "max_in_flight": 9}, "*": {"weight": 0.5}},
+        tenants={
+            "a": {"weight": 2, "max_queued": 8, "max_queued_bytes": "1MiB", "max_in_flight": 9},
+            "*": {"weight": 0.5},
+        },
     )  # fmt: skip
     policy = config.pool_policy(config.pools[0])
     assert policy.name == "sim"
     assert policy.classes == (ClassPolicy("default", 4, 44, 9.0, 5, 6, 7, 0.25),)
-    assert policy.tenants == {"a": TenantPolicy(2.0, 8, 9)}
-    assert policy.default_tenant == TenantPolicy(0.5, 1000, None)
+    assert policy.tenants == {"a": TenantPolicy(2.0, 8, 1024**2, 9)}
+    assert policy.default_tenant == TenantPolicy(0.5, 1000, 512 * 1024**2, None)
     assert policy.weights == CostWeights(2.0, 0.5, 3.0)
     assert policy.window == WindowPolicy(
-        start=5.0, max_tpot_s=0.08, max_kv_usage=0.9, overtake=2, scrape_interval_s=0.5, first_scrape_grace_s=4.0
+        start=5.0,
+        max_tpot_s=0.08,
+        max_kv_usage=0.9,
+        overtake=2,
+        scrape_interval_s=0.5,
+        idle_scrape_interval_s=4.0,
+        first_scrape_grace_s=4.0,
     )
     assert (policy.max_queued, policy.max_queued_bytes) == (11, 1024)

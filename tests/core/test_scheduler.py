@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 from scheduler_case import E1, E2, Case, a_pool, fill, refused, released, settled, two_classes
 
-from extproc.core.events import Release
+from extproc.core.events import Release, Unreachable
 from extproc.core.model import InvalidMoveError, Request, State, TenantPolicy
 from extproc.core.view import view
 
@@ -90,7 +90,7 @@ def test_the_emptier_endpoint_is_picked() -> None:
     assert where == [E1, E2, E1, E2]
     case.end("r0")
     case.end("r2")
-    assert [case.arrive(f"s{i}")[0].endpoint for i in range(3)] == [E1, E1, E1]  # 0:2, 1:2, then a tie at 2:2
+    assert [case.arrive(f"s{i}")[0].endpoint for i in range(3)] == [E1, E1, E2]  # 0:2, 1:2, then a tie at 2:2: in turn
 
 
 def test_emptier_is_in_proportion_to_the_window() -> None:
@@ -124,13 +124,36 @@ def test_absurd_n_is_clamped(n: int, slots: int) -> None:
     assert view(case.scheduler, case.now).in_flight == slots
 
 
-def test_a_request_wider_than_the_window_goes_when_nothing_is_inside() -> None:
+def test_a_request_wider_than_the_window_goes_when_a_slot_is_free() -> None:
     case = Case(a_pool(start=4))
-    fill(case, 1)
+    fill(case, 4)
     assert case.arrive("wide", "a", n=20) == []
     assert case.arrive("next", "b") == []  # it does not pass: else the wide one would wait for ever
     assert released(case.end("fill-interactive-0")) == ["wide"]
     assert released(case.end("wide")) == ["next"]
+
+
+def test_a_tenant_with_nothing_inside_passes_what_a_list_of_prompts_has_overfilled() -> None:
+    case = Case(a_pool(start=4, overtake=1))
+    case.arrive("list", "greedy")
+    for _ in range(8):
+        case.now += 0.25
+        case.page(E1, running=4, waiting=60)
+    assert case.arrive("more", "greedy") == []
+    assert released(case.arrive("p0", "polite")) == ["p0"]
+    assert case.arrive("q0", "other") == []  # one guest at a time
+    assert released(case.end("p0")) == ["q0"]
+
+
+def test_after_a_broken_connection_nothing_goes_before_a_page() -> None:
+    case = Case(a_pool(start=4))
+    fill(case, 7)
+    case.arrive("r0")
+    assert case.apply(Unreachable("fill-interactive-0")) == []
+    assert case.end("fill-interactive-0") == []  # its slot is free, and the endpoint is in doubt
+    case.now += 0.1
+    assert released(case.page(E1, running=6)) == ["r0"]
+    assert case.apply(Unreachable("nobody")) == []
 
 
 # -- leaving ---------------------------------------------------------------------------------------

@@ -45,6 +45,19 @@ def test_the_limit_of_the_pool() -> None:
     assert "pool 'm'" in refusal.message and "2 (max_queued of the pool)" in refusal.message
 
 
+def test_the_limit_of_a_tenant_s_bytes_leaves_room_for_others() -> None:
+    case = Case(a_pool(start=1, tenants={"a": TenantPolicy(max_queued_bytes=5000)}))
+    fill(case, 4)
+    case.arrive("a0", "a", body_bytes=3000)
+    refusal = the_refusal(case.arrive("a1", "a", body_bytes=2001))
+    assert refusal.reason is Reason.TENANT_LIMIT
+    assert "3000 bytes" in refusal.message and "5000 (max_queued_bytes of the tenant)" in refusal.message
+    assert case.arrive("a2", "a", body_bytes=2000) == []
+    assert case.arrive("b0", "b", body_bytes=2001) == []
+    case.end("a0")
+    assert case.arrive("a3", "a", body_bytes=3000) == []
+
+
 def test_the_limit_of_bytes() -> None:
     case = Case(a_pool(start=1, max_queued_bytes=5000))
     fill(case, 4)  # released: their bodies have left

@@ -512,15 +512,81 @@ def test_kv_never_raises_the_window() -> None:
 
 def test_a_stale_page_gives_up_the_standing_queue_and_an_outage_half_of_r() -> None:
     bench = Bench()
+    bench.take()  # so one less finds room
     for seconds, stance, room in (
-        (1.25, Stance.FRESH, 11),  # 3 intervals of 0.25 and 0.5
-        (1.26, Stance.STALE, 8),
-        (30.0, Stance.STALE, 8),
-        (30.1, Stance.OUTAGE, 4),
-        (1e6, Stance.OUTAGE, 4),
+        (1.25, Stance.FRESH, 10),  # 3 intervals of 0.25 and 0.5
+        (1.26, Stance.STALE, 7),
+        (30.0, Stance.STALE, 7),
+        (30.1, Stance.OUTAGE, 3),
+        (1e6, Stance.OUTAGE, 3),
     ):
         bench.now = 1000.0 + seconds
         assert (bench.stance, bench.room()) == (stance, room)
+
+
+def test_a_page_is_not_stale_while_it_is_read_seldom_because_nothing_happens() -> None:
+    bench = Bench(idle_scrape_interval_s=2.0)
+    for seconds, stance in ((6.5, Stance.FRESH), (6.6, Stance.STALE)):  # 3 intervals of 2 and 0.5
+        bench.now = 1000.0 + seconds
+        assert bench.stance is stance
+    bench.now = 1001.3
+    bench.take()  # now it matters, and the page is old until the next one comes
+    assert bench.stance is Stance.STALE
+
+
+# -- unreachable ----------------------------------------------------------------------------------
+
+
+def test_a_broken_connection_holds_back_until_a_page_is_read() -> None:
+    bench = Bench()
+    bench.take()
+    bench.later(1.0)
+    bench.window.on_unreachable(bench.now)
+    assert (bench.stance, bench.room()) == (Stance.DOWN, 0)
+    bench.later(0.1)
+    bench.page(running=1, started=bench.now - 0.2)  # asked for before the connection broke: it proves nothing
+    assert bench.stance is Stance.DOWN
+    bench.page(running=1, started=bench.now)
+    assert (bench.stance, bench.room(), bench.capacity) == (Stance.FRESH, 10, 8.0)  # and nothing was unlearnt
+
+
+def test_a_broken_connection_holds_back_for_two_seconds_without_a_page() -> None:
+    bench = Bench()
+    bench.window.on_unreachable(bench.now)
+    bench.later(1.9)
+    assert bench.stance is Stance.DOWN
+    bench.later(0.1)
+    assert bench.stance is Stance.FRESH
+
+
+# -- overtaking -----------------------------------------------------------------------------------
+
+
+def test_a_full_window_takes_a_guest_and_the_next_when_it_is_full_again() -> None:
+    bench = Bench()
+    bench.fill()  # 11 of 11
+    assert bench.window.may_overtake(1, Q, 1, bench.now)
+    assert not bench.window.may_overtake(2, Q, 1, bench.now)
+    bench.window.take(1, bench.now, overtook=True)
+    assert not bench.window.may_overtake(1, Q, 1, bench.now)  # 12 of 11
+    bench.free()
+    assert bench.window.may_overtake(1, Q, 1, bench.now)  # the guest is inside still, but 11 of 11 again
+
+
+def test_an_overfull_window_takes_a_guest_at_a_time() -> None:
+    """A list of 64 prompts was released as one request: the page shows 64, R + q is 11."""
+    bench = Bench()
+    bench.take()
+    for _ in range(8):
+        bench.later()
+        bench.page(running=8, waiting=56)
+    assert bench.window.foreign > 50
+    assert not bench.window.accepts(1, Q, bench.now)
+    assert bench.window.may_overtake(1, Q, 1, bench.now)
+    bench.window.take(1, bench.now, overtook=True)
+    assert not bench.window.may_overtake(1, Q, 1, bench.now)
+    bench.window.free(1, bench.now, overtook=True)
+    assert bench.window.may_overtake(1, Q, 1, bench.now)
 
 
 def test_in_an_outage_the_last_foreign_reading_is_not_believed() -> None:
@@ -596,11 +662,13 @@ def test_one_goes_when_nothing_of_ours_is_inside_however_wide() -> None:
     assert not bench.window.accepts(1, Q, bench.now)
 
 
-def test_a_wide_one_waits_while_anything_of_ours_is_inside() -> None:
+def test_a_wide_one_goes_when_it_fits_or_a_slot_would_idle() -> None:
     bench = Bench()
-    bench.take()
-    assert bench.window.accepts(10, Q, bench.now)  # 1 + 10 = 11
-    assert not bench.window.accepts(11, Q, bench.now)
+    bench.take(7)  # of R = 8
+    assert bench.window.accepts(100, Q, bench.now)
+    bench.take()  # 8 of 8: no slot idles, and 3 may queue
+    assert bench.window.accepts(3, Q, bench.now)
+    assert not bench.window.accepts(4, Q, bench.now)
 
 
 def test_phantom_foreign_load_holds_back_for_five_seconds_at_most() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import socket
@@ -39,9 +40,12 @@ def _command(at: Addresses) -> list[str]:
 @contextlib.contextmanager
 def _up(at: Addresses, directory: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The process and what it has printed when it is ready."""
+    environment = {**os.environ, "TMPDIR": str(directory)}  # one that is killed leaves its directory behind
     with (
         (directory / "err").open("wb") as err,
-        subprocess.Popen(_command(at), stdout=subprocess.PIPE, stderr=err, text=True, cwd=directory) as process,
+        subprocess.Popen(
+            _command(at), stdout=subprocess.PIPE, stderr=err, text=True, cwd=directory, env=environment
+        ) as process,
     ):
         try:
             assert process.stdout is not None

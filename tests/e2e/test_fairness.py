@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
-from rig import Answer, Rig, chat, log_of, running
+from rig import COMPLETIONS, MODEL, Answer, Rig, chat, log_of, running
 
 from extproc.cli.stack import FAIRLANE
 
@@ -39,6 +39,17 @@ async def test_a_polite_tenant_waits_less_than_a_noisy_one(rig: Rig) -> None:
         assert any(not task.done() for task in noisy)  # the burst is still there
     burst = await asyncio.gather(*noisy)
     assert max(map(_waited_ms, polite)) < statistics.median(map(_waited_ms, burst))
+
+
+async def test_lists_of_prompts_do_not_shut_others_out(rig: Rig) -> None:
+    """A list runs as one sequence for each prompt, and how many those are is not known when it is released."""
+    prompts = {"model": MODEL, "prompt": ["a b c"] * 32, "max_tokens": 8, "ignore_eos": True}
+    lists = [rig.start(prompts, path=COMPLETIONS, tenant="lists") for _ in range(8)]
+    await rig.until(lambda pool: all(e["foreign"] > 20 for e in pool["endpoints"]), "the windows are overfull")
+    polite = await rig.post(chat(2), tenant="polite")
+    assert polite.status == 200
+    assert any(not task.done() for task in lists)
+    assert {answer.status for answer in await asyncio.gather(*lists)} == {200}
 
 
 async def test_a_higher_class_goes_first(rig: Rig) -> None:

@@ -323,6 +323,9 @@ class Context:
             raise grpc.aio.UsageError("RPC already finished.")
         self.written.append(Response.FromString(raw))
 
+    def peer(self) -> str:
+        return "ipv4:10.9.0.1:5555"
+
     def done(self) -> bool:
         return self.gone
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from envoy_by_messages import Edge, Start, an_entry, log_message, until
+from envoy_by_messages import Edge, Start, an_entry, log_message, request, until
 
 from extproc.core.events import Settled
 from extproc.core.model import Source
+from extproc.core.window import Stance
 from extproc.pb.wire.v1 import access_log_pb2
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -41,6 +42,23 @@ async def test_an_entry_before_the_end_settles_and_frees_nothing(start: Start) -
     await stream.end()
     assert (edge.inside, edge.driver.scheduler.requests) == (0, {})
     assert settled(edge) == [(ticket, Source.USAGE, 3.0)]
+
+
+async def test_a_broken_connection_takes_the_endpoint_out_before_its_slot_is_given_on(start: Start) -> None:
+    edge, envoy = await start()
+    stream, ticket = await envoy.released()
+    held = envoy.stream()
+    await held.send(request())
+    await until(lambda: edge.held == 1)
+    entry = an_entry(ticket, 503)
+    entry.common_properties.response_flags.upstream_connection_failure = True
+    log = envoy.access_log()
+    await log.write(log_message(entry))
+    await until(lambda: settled(edge))
+    await stream.end()
+    (window,) = edge.driver.scheduler.windows.values()
+    assert window.stance(edge.driver.now()) is Stance.DOWN
+    assert (edge.held, edge.inside) == (1, 0)
 
 
 async def test_a_doubled_entry_settles_once(start: Start) -> None:

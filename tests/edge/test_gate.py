@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -11,13 +13,14 @@ from extproc.core.reasons import Reason
 from extproc.edge import facts
 from extproc.edge.gate import Deny, Pass, Queue
 
+PEER = "ipv4:10.9.0.1:5555"
 TWO = [{"name": "two", "models": ["n", "n-alias"], "endpoints": ["10.0.0.2:8000"]}]
 ALL = [{"name": "rest", "models": ["*"], "endpoints": ["10.0.0.3:8000"]}]
 
 
 async def decide(message: Any, **config: Any) -> Any:
     edge = Edge(a_config(**config))
-    decision = edge.gate.decide(facts.read(message))
+    decision = edge.gate.decide(facts.read(message), PEER)
     edge.close()
     if isinstance(decision, Queue):
         return decision.driver.name
@@ -54,7 +57,7 @@ async def test_too_large_is_said_before_all_else() -> None:
 
 async def test_a_long_name_of_a_model_is_cut_in_the_answer() -> None:
     edge = Edge(a_config(requests={"unknown_model": "reject"}))
-    decision = edge.gate.decide(facts.read(request("x" * 100_000)))
+    decision = edge.gate.decide(facts.read(request("x" * 100_000)), PEER)
     assert isinstance(decision, Deny)
     assert len(decision.message) < 200
     edge.close()
@@ -63,7 +66,7 @@ async def test_a_long_name_of_a_model_is_cut_in_the_answer() -> None:
 async def test_what_the_scheduler_is_told() -> None:
     edge = Edge(a_config())
     sent = request(headers={"x-tenant": "a", "x-class": "urgent"}, size=123, max_tokens=9, n=2)
-    decision = edge.gate.decide(facts.read(sent))
+    decision = edge.gate.decide(facts.read(sent), PEER)
     assert isinstance(decision, Queue)
     event = decision.event
     assert (event.tenant, event.cls, event.body_bytes, event.max_output, event.n) == ("a", "urgent", 123, 9, 2)
@@ -72,17 +75,39 @@ async def test_what_the_scheduler_is_told() -> None:
     edge.close()
 
 
+async def test_each_envoy_has_a_clock_of_its_own() -> None:
+    """One is 90 s behind, which its second period shows; the replay that comes by the other keeps its 42 s."""
+    edge = Edge(a_config())
+    now = time.time()
+    monotonic = edge.driver.now()
+
+    def age(peer: str, claimed: float, later: float = 0.0) -> float:
+        with pytest.MonkeyPatch.context() as clock:
+            clock.setattr(time, "time", lambda: now + later)
+            clock.setattr(edge.driver, "now", lambda: monotonic + later)
+            at = datetime.fromtimestamp(claimed, UTC).isoformat()
+            decision = edge.gate.decide(facts.read(request(at=at)), peer)
+        assert isinstance(decision, Queue)
+        return monotonic + later - decision.event.arrival
+
+    behind, right = "ipv4:10.9.0.2:1", "ipv4:10.9.0.3:1"
+    assert age(behind, now - 90.0) == pytest.approx(90.0, abs=0.01)
+    assert age(behind, now + 31.0 - 90.0, 31.0) == pytest.approx(0.0, abs=0.01)
+    assert age(right, now + 31.0 - 42.0, 31.0) == pytest.approx(42.0, abs=0.01)
+    edge.close()
+
+
 async def test_a_class_that_may_not_be_used_is_counted() -> None:
     edge = Edge(a_config())
     for cls in ("urgent", "vip", "vip"):
-        edge.gate.decide(facts.read(request(headers={"x-class": cls})))
+        edge.gate.decide(facts.read(request(headers={"x-class": cls})), PEER)
     assert edge.recorder.told == [("clamped", "")] * 2
     edge.close()
 
 
 async def test_tickets_are_of_one_process_and_never_the_same() -> None:
     edge, other = Edge(a_config()), Edge(a_config())
-    tickets = [edge.gate.decide(facts.read(request())).event.id for _ in range(20)]  # type: ignore[union-attr]
+    tickets = [edge.gate.decide(facts.read(request()), PEER).event.id for _ in range(20)]  # type: ignore[union-attr]
     assert len(set(tickets)) == 20
     assert all(edge.gate.owner(ticket) is edge.driver for ticket in tickets)
     assert all(other.gate.owner(ticket) is None for ticket in tickets)

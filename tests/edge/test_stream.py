@@ -68,10 +68,10 @@ async def test_the_wait_is_told_in_whole_milliseconds(start: Start, monkeypatch:
 
 async def test_several_choices_take_as_many_slots(start: Start) -> None:
     edge, envoy = await start(slots=4)
-    await envoy.released(n=3)
-    assert edge.driver.scheduler.classes[1].queue.in_flight == 3
+    await envoy.released(n=4)
+    assert edge.driver.scheduler.classes[1].queue.in_flight == 4
     held = envoy.stream()
-    await held.send(request(n=2))
+    await held.send(request())
     await until(lambda: edge.held == 1)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from extproc.core.events import Usage
 from extproc.core.model import MAX_TOKENS, Source
-from extproc.edge.usage import USAGE, read, ticket_of
+from extproc.edge.usage import USAGE, endpoint_failed, read, ticket_of
 from extproc.pb.wire.v1 import access_log_pb2
 
 COUNT, TIME, ERROR = Source.USAGE, Source.TIME, Source.ERROR
@@ -21,6 +21,27 @@ def test_the_ticket_is_what_we_gave_out() -> None:
     assert ticket_of(an_entry("t-1")) == "t-1"
     assert ticket_of(an_entry("")) is None
     assert ticket_of(an_entry(None)) is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "attempts", "failed"),
+    [
+        ((), 1, False),
+        (("upstream_connection_failure",), 1, True),
+        (("upstream_connection_termination",), 1, True),
+        (("upstream_remote_reset",), 1, True),
+        ((), 2, True),  # Envoy went on to another one
+        (("downstream_connection_termination",), 1, False),
+        (("downstream_connection_termination", "upstream_remote_reset"), 1, False),  # the client left first
+        (("stream_idle_timeout",), 1, False),
+    ],
+)
+def test_whether_the_endpoint_took_the_request(flags: tuple[str, ...], attempts: int, failed: bool) -> None:
+    entry = an_entry("t")
+    entry.common_properties.upstream_request_attempt_count = attempts
+    for flag in flags:
+        setattr(entry.common_properties.response_flags, flag, True)
+    assert endpoint_failed(entry) is failed
 
 
 @pytest.mark.parametrize(

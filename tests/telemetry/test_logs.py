@@ -51,6 +51,9 @@ class Context:
 
     async def write(self, _: bytes) -> None: ...
 
+    def peer(self) -> str:
+        return "ipv4:10.9.0.1:5555"
+
     def done(self) -> bool:
         return False
 
