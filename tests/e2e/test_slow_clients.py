@@ -44,7 +44,8 @@ async def test_half_a_body_is_cut_and_a_held_request_is_not(tmp_path: Path, monk
             answer = await raw(rig, "1.1", orjson.dumps(chat()), sent=20)  # takes one or two seconds of Envoy's clock
             await asyncio.sleep(1.5)
             assert (await rig.pool())["queued"] == 1
-        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        assert b'"code": "body_timeout"' in answer
         assert [(await task).status for task in (first, second)] == [200, 200]
         assert int((await second).headers["x-fairlane-queue-ms"]) > 2000
         await rig.books_closed()
