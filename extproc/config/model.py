@@ -145,8 +145,8 @@ class Metrics(Section):
     def _ordered(self) -> Metrics:
         if not 0.02 <= self.interval <= self.idle_interval:
             raise ValueError("interval must be at least 20ms and no longer than idle_interval")
-        if self.timeout <= 0:
-            raise ValueError("timeout must be above 0")
+        if not 0 < self.timeout <= 30:
+            raise ValueError("timeout must be above 0 and at most 30s")
         return self
 
 

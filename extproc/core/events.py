@@ -42,9 +42,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """The endpoint that the request was sent to did not take the connection, or broke it."""
+    """The endpoint that the request was sent to did not take the connection, or `broke` it."""
 
     id: str
+    broke: bool = False
 
 
 @dataclass(frozen=True, slots=True)

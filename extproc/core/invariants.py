@@ -32,8 +32,10 @@ def check(scheduler: Scheduler, now: float) -> None:
     for window in scheduler.windows.values():
         slots = sum(r.slots for r in released if r.endpoint == window.endpoint)
         _equal(f"in flight of {window.endpoint}", window.in_flight, slots)
-        guests = sum(r.slots for r in released if r.endpoint == window.endpoint and r.overtook)
-        _equal(f"overtaking in {window.endpoint}", window.overtaking, guests)
+        inside = [r for r in released if r.endpoint == window.endpoint]
+        _equal(
+            f"guests of {window.endpoint}", window.guests, sum(r.slots for r in inside if r.guest == window.guest_turn)
+        )
     _nothing_waits_that_could_go(scheduler, now)
 
 

@@ -160,7 +160,7 @@ class Request:
     state: State = State.QUEUED
     charged: float = 0.0  # cost charged so far
     endpoint: str | None = None
-    overtook: bool = False  # let in beyond a full window
+    guest: int = 0  # turn of the endpoint's guests that it belongs to, see `Window.take`; 0: none
     released_at: float = 0.0
     ended_at: float | None = None
     settled: bool = False  # its cost is final, whether or not its stream has ended

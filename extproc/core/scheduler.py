@@ -183,7 +183,7 @@ class Scheduler:
             return
         window = self.windows.get(request.endpoint or "")
         if window is not None:
-            window.free(request.slots, now, overtook=request.overtook)
+            window.free(request.slots, now, guest=request.guest)
             if window.removed and window.in_flight == 0:
                 del self.windows[window.endpoint]
         self._by_name[request.cls].queue.free(request)
@@ -202,7 +202,7 @@ class Scheduler:
         request = self.requests.get(event.id)
         window = None if request is None else self.windows.get(request.endpoint or "")
         if window is not None:
-            window.on_unreachable(now)
+            window.on_unreachable(now, broke=event.broke)
 
     def _usage(self, event: Usage, now: float, effects: list[Effect]) -> None:
         request = self.requests.get(event.id)
@@ -342,7 +342,7 @@ class Scheduler:
             window = self._pick(request, q, now)
             if window is None:
                 return False
-            effects.append(self._release(request, cls, window, now))
+            effects.append(self._release(request, cls, window, q, now))
             return True
         return False
 
@@ -356,10 +356,9 @@ class Scheduler:
         open_ones = [w for w in windows if w.accepts(request.slots, q, now)]
         if not open_ones and overtake:
             open_ones = [w for w in windows if w.may_overtake(request.slots, q, overtake, now)]
-            request.overtook = bool(open_ones)
         return min(open_ones, key=lambda w: (w.load / max(1.0, w.limit(q, now)), w.load, w.last_take), default=None)
 
-    def _release(self, request: Request, cls: ClassQueue, window: Window, now: float) -> Release:
+    def _release(self, request: Request, cls: ClassQueue, window: Window, q: float, now: float) -> Release:
         charge = self.policy.weights.cost(request.prompt_tokens, request.output_tokens)
         popped = cls.queue.pop(charge)
         if popped is not request:
@@ -371,7 +370,9 @@ class Scheduler:
         priority = engine_priority(cls.policy, self.inside.get(request.tenant, 0), self.policy.priority_gap)
         self.inside[request.tenant] += 1
         self._releases += 1
-        window.take(request.slots, now, number=self._releases, overtook=request.overtook)
+        room = window.accepts(request.slots, q, now)
+        most = None if room else window.limit(q, now) + self.policy.window.overtake
+        request.guest = window.take(request.slots, now, number=self._releases, most=most)
         self.drain.count(now)
         self._share_v += charge
         cls.served(charge, self._share_v)

@@ -41,6 +41,7 @@ _HISTORY_GRAIN_S = 0.01
 _PROBE_S = 5.0
 _LAG_S = 1.0  # gauges of a busy vLLM show a burst after 0.4-0.9 s
 _SUSPECT_S = 2.0
+_BROKE_S = 1.0
 _DIPS = 3  # readings of `running` over which its dips are bridged
 
 
@@ -78,7 +79,8 @@ class Window:
         self.endpoint = endpoint
         self.policy = policy
         self.in_flight = 0
-        self.overtaking = 0  # of these, slots let in beyond a full window
+        self.guests = 0  # of these, slots let into an overfull window
+        self.guest_turn = 1  # goes up when the window is no longer overfull: those from before are guests no more
         self.last_take = 0  # number of the last release to it, to go round among equals
         self.removed = False
         self._added_at = now
@@ -94,7 +96,7 @@ class Window:
         self._tpot_window: float | None = None
         self._tpot: float | None = None
         self._kv_hold_until = float("-inf")
-        self._suspect_at = float("-inf")
+        self._suspect_at = self._broke_at = float("-inf")
         self._last: Sample | None = None
         self._read_at: float | None = None
         self._running: deque[int] = deque(maxlen=_DIPS)
@@ -159,11 +161,13 @@ class Window:
         """Whether a tenant with nothing inside may exceed a full window, by `most` slots.
 
         A window can be overfull through no doing of the tenant: an engine may hold more than we knew of, from a list of
-        prompts or work that is not ours. Then `most` such guests may be inside at a time."""
+        prompts or work that is not ours. Then `most` such guests may be inside at a time, or one, however wide."""
         if self.removed or self.stance(now) in (Stance.DOWN, Stance.STARTING):
             return False
         limit, inside = self.limit(q, now), self._inside(now)
-        return inside + slots <= limit + most if inside <= limit else self.overtaking + slots <= most
+        if inside + slots <= limit + most:
+            return True
+        return inside > limit + most and (self.guests == 0 or self.guests + slots <= most)
 
     def _inside(self, now: float) -> int:
         """In an outage the last reading of foreign load is worth nothing; our own count is all there is."""
@@ -178,27 +182,40 @@ class Window:
 
     # -- what happens -----------------------------------------------------------------------------
 
-    def take(self, slots: int, now: float, *, number: int = 0, overtook: bool = False) -> None:
-        """`number`: of the release, counted up over all endpoints."""
+    def take(self, slots: int, now: float, *, number: int = 0, most: float | None = None) -> int:
+        """`number`: of the release, counted up over all endpoints. `most`: what a full window may be exceeded to, for
+        one that overtakes; None: there was room. Returns what `free` is to be told."""
+        guest = 0
+        if most is not None and self._inside(now) > most:
+            guest = self.guest_turn
+            self.guests += slots
         self.in_flight += slots
         self.last_take = number
-        if overtook:
-            self.overtaking += slots
         self._note(now)
+        return guest
 
-    def free(self, slots: int, now: float, *, overtook: bool = False) -> None:
+    def free(self, slots: int, now: float, *, guest: int = 0) -> None:
         self.in_flight -= slots
-        if overtook:
-            self.overtaking -= slots
+        if guest == self.guest_turn:
+            self.guests -= slots
         self._turned += slots
         if self.in_flight < 0:
             raise AssertionError(f"{self.endpoint}: in flight {self.in_flight}")
         self._note(now)
+        self._end_of_overfull()
 
-    def on_unreachable(self, now: float) -> None:
-        """A connection to the endpoint failed or broke. Nothing goes there before a page has been read, or two seconds
-        have passed: a dead engine refuses faster than any other answers, and would be sent all that waits."""
-        self._suspect_at = now
+    def _end_of_overfull(self) -> None:
+        if self.guests and self.load <= self._capacity:
+            self.guests, self.guest_turn = 0, self.guest_turn + 1
+
+    def on_unreachable(self, now: float, *, broke: bool) -> None:
+        """A connection to the endpoint failed; or it `broke`, which only counts when it is the second within a second:
+        one alone may be the fault of its request. Nothing goes there before a page has been read, or two seconds have
+        passed: a dead engine refuses faster than any other answers, and would be sent all that waits."""
+        if broke and now - self._broke_at > _BROKE_S:
+            self._broke_at = now
+        else:
+            self._suspect_at = now
 
     def on_failure(self, refused: bool) -> None:
         self._attempted = True
@@ -224,6 +241,7 @@ class Window:
         self._learn_foreign(sample, own_max)
         self._learn_tpot(sample, last)
         self._learn_capacity(sample, last, own_then, q, asked, now)
+        self._end_of_overfull()
 
     # -- inside -----------------------------------------------------------------------------------
 

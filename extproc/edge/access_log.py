@@ -44,6 +44,7 @@ class AccessLog:
             self._recorder.access_log("other_process")
             return
         self._recorder.access_log("matched")
-        if usage.endpoint_failed(entry):
-            driver.unreachable(ticket)
+        unreachable = usage.unreachable(entry, ticket)
+        if unreachable is not None:
+            driver.unreachable(unreachable)
         driver.usage(usage.read(entry, ticket))

@@ -107,8 +107,8 @@ class PoolDriver:
     def usage(self, event: Usage) -> None:
         self._apply_safely(event)
 
-    def unreachable(self, request_id: str) -> None:
-        self._apply_safely(Unreachable(request_id))
+    def unreachable(self, event: Unreachable) -> None:
+        self._apply_safely(event)
 
     def scraped(self, endpoint: str, sample: Sample) -> None:
         self._apply_safely(Scraped(endpoint, sample))

@@ -7,7 +7,7 @@ the stream carried them in every chunk; `/v1/messages` abandoned gives the promp
 
 from __future__ import annotations
 
-from extproc.core.events import Usage
+from extproc.core.events import Unreachable, Usage
 from extproc.core.model import MAX_TOKENS, Source
 from extproc.edge.wire import Scalar, scalar
 from extproc.pb.wire.v1 import access_log_pb2
@@ -20,19 +20,19 @@ def ticket_of(entry: access_log_pb2.HTTPAccessLogEntry) -> str | None:
     return entry.request.request_headers.get(TICKET) or None
 
 
-def endpoint_failed(entry: access_log_pb2.HTTPAccessLogEntry) -> bool:
-    """Whether the endpoint that was chosen did not take the connection, or broke it. Where Envoy has gone on to another
-    one, the answer is good, and the number of attempts tells."""
-    common = entry.common_properties
-    flags = common.response_flags
+def unreachable(entry: access_log_pb2.HTTPAccessLogEntry, ticket: str) -> Unreachable | None:
+    """Whether the endpoint did not take the connection, or broke it; None: neither. Where Envoy went on to another
+    endpoint and got an answer there, the next scrape finds out."""
+    flags = entry.common_properties.response_flags
     if flags.downstream_connection_termination or flags.downstream_remote_reset:
-        return False  # the client left first
-    return (
-        flags.upstream_connection_failure
-        or flags.upstream_connection_termination
-        or flags.upstream_remote_reset
-        or common.upstream_request_attempt_count > 1
-    )
+        return None  # the client left first
+    if flags.upstream_connection_failure:
+        return Unreachable(ticket)
+    return Unreachable(ticket, broke=True) if _broke(flags) else None
+
+
+def _broke(flags: access_log_pb2.ResponseFlags) -> bool:
+    return flags.upstream_connection_termination or flags.upstream_remote_reset
 
 
 def read(entry: access_log_pb2.HTTPAccessLogEntry, ticket: str) -> Usage:
@@ -44,6 +44,9 @@ def read(entry: access_log_pb2.HTTPAccessLogEntry, ticket: str) -> Usage:
         return Usage(ticket, Source.USAGE, prompt, _tokens(scalar(fields, "cached_tokens")) or 0, output)
     code = entry.response.response_code.value
     # 499 is Envoy's own word for a client that left: what ran until then was served.
+    if _broke(entry.common_properties.response_flags):
+        # It ran until then. Were it free of charge, a tenant whose requests break engines would always be next.
+        return Usage(ticket, Source.TIME, prompt)
     failed = "error_code" in fields or "error_type" in fields or (code >= 400 and code != 499)
     return Usage(ticket, Source.ERROR if failed else Source.TIME, prompt)
 

@@ -537,11 +537,23 @@ def test_a_page_is_not_stale_while_it_is_read_seldom_because_nothing_happens() -
 # -- unreachable ----------------------------------------------------------------------------------
 
 
-def test_a_broken_connection_holds_back_until_a_page_is_read() -> None:
+def test_one_broken_connection_may_be_the_fault_of_its_request_and_two_are_not() -> None:
+    bench = Bench()
+    bench.window.on_unreachable(bench.now, broke=True)
+    assert bench.stance is Stance.FRESH
+    bench.later(1.1)
+    bench.window.on_unreachable(bench.now, broke=True)
+    assert bench.stance is Stance.FRESH
+    bench.later(0.1)
+    bench.window.on_unreachable(bench.now, broke=True)
+    assert bench.stance is Stance.DOWN
+
+
+def test_a_failed_connection_holds_back_until_a_page_is_read() -> None:
     bench = Bench()
     bench.take()
     bench.later(1.0)
-    bench.window.on_unreachable(bench.now)
+    bench.window.on_unreachable(bench.now, broke=False)
     assert (bench.stance, bench.room()) == (Stance.DOWN, 0)
     bench.later(0.1)
     bench.page(running=1, started=bench.now - 0.2)  # asked for before the connection broke: it proves nothing
@@ -550,9 +562,9 @@ def test_a_broken_connection_holds_back_until_a_page_is_read() -> None:
     assert (bench.stance, bench.room(), bench.capacity) == (Stance.FRESH, 10, 8.0)  # and nothing was unlearnt
 
 
-def test_a_broken_connection_holds_back_for_two_seconds_without_a_page() -> None:
+def test_a_failed_connection_holds_back_for_two_seconds_without_a_page() -> None:
     bench = Bench()
-    bench.window.on_unreachable(bench.now)
+    bench.window.on_unreachable(bench.now, broke=False)
     bench.later(1.9)
     assert bench.stance is Stance.DOWN
     bench.later(0.1)
@@ -567,26 +579,61 @@ def test_a_full_window_takes_a_guest_and_the_next_when_it_is_full_again() -> Non
     bench.fill()  # 11 of 11
     assert bench.window.may_overtake(1, Q, 1, bench.now)
     assert not bench.window.may_overtake(2, Q, 1, bench.now)
-    bench.window.take(1, bench.now, overtook=True)
+    bench.window.take(1, bench.now, most=12.0)
     assert not bench.window.may_overtake(1, Q, 1, bench.now)  # 12 of 11
     bench.free()
     assert bench.window.may_overtake(1, Q, 1, bench.now)  # the guest is inside still, but 11 of 11 again
 
 
-def test_an_overfull_window_takes_a_guest_at_a_time() -> None:
+def overfill(bench: Bench) -> None:
     """A list of 64 prompts was released as one request: the page shows 64, R + q is 11."""
-    bench = Bench()
     bench.take()
     for _ in range(8):
         bench.later()
         bench.page(running=8, waiting=56)
     assert bench.window.foreign > 50
     assert not bench.window.accepts(1, Q, bench.now)
+
+
+def test_an_overfull_window_takes_a_guest_at_a_time() -> None:
+    bench = Bench()
+    overfill(bench)
     assert bench.window.may_overtake(1, Q, 1, bench.now)
-    bench.window.take(1, bench.now, overtook=True)
+    guest = bench.window.take(1, bench.now, most=12.0)
     assert not bench.window.may_overtake(1, Q, 1, bench.now)
-    bench.window.free(1, bench.now, overtook=True)
+    bench.window.free(1, bench.now, guest=guest)
     assert bench.window.may_overtake(1, Q, 1, bench.now)
+
+
+def test_the_only_guest_may_be_wide() -> None:
+    bench = Bench()
+    overfill(bench)
+    assert bench.window.may_overtake(4, Q, 1, bench.now)
+    bench.window.take(4, bench.now, most=12.0)
+    assert not bench.window.may_overtake(1, Q, 1, bench.now)
+
+
+def test_who_overtook_in_ordinary_times_does_not_take_the_guest_s_place() -> None:
+    bench = Bench()
+    bench.fill()
+    assert bench.window.take(1, bench.now, most=12.0) == 0  # one beyond a full window: no guest
+    bench.free(11)  # it runs on for long, and is alone
+    overfill(bench)
+    assert bench.window.may_overtake(1, Q, 1, bench.now)
+
+
+def test_who_was_a_guest_is_one_no_more_when_the_window_has_drained() -> None:
+    bench = Bench()
+    overfill(bench)
+    guest = bench.window.take(1, bench.now, most=12.0)
+    for _ in range(30):
+        bench.later()
+        bench.page(running=2)
+    assert bench.window.foreign == 0
+    overfill(bench)  # the guest from before is inside still
+    assert bench.window.may_overtake(1, Q, 1, bench.now)
+    bench.window.free(1, bench.now, guest=guest)
+    assert bench.window.guests == 0
 
 
 def test_in_an_outage_the_last_foreign_reading_is_not_believed() -> None:

@@ -62,3 +62,10 @@ async def test_http_1_0_is_queued_like_any_other(rig: Rig, stream: bool) -> None
         assert body.endswith(b"data: [DONE]\n\n")
     else:
         assert orjson.loads(body)["usage"]["completion_tokens"] == 3
+
+
+async def test_a_client_with_many_headers_is_served(rig: Rig) -> None:
+    """Ours come on top, and Envoy refuses them where the limit of headers is reached."""
+    answer = await rig.post(chat(), headers={f"x-header-{number}": "v" for number in range(90)})
+    assert answer.status == 200
+    assert "x-fairlane-queue-ms" in answer.headers

@@ -9,9 +9,9 @@ from envoy_by_messages import an_entry
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.core.events import Usage
+from extproc.core.events import Unreachable, Usage
 from extproc.core.model import MAX_TOKENS, Source
-from extproc.edge.usage import USAGE, endpoint_failed, read, ticket_of
+from extproc.edge.usage import USAGE, read, ticket_of, unreachable
 from extproc.pb.wire.v1 import access_log_pb2
 
 COUNT, TIME, ERROR = Source.USAGE, Source.TIME, Source.ERROR
@@ -24,24 +24,31 @@ def test_the_ticket_is_what_we_gave_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "attempts", "failed"),
+    ("flags", "expected"),
     [
-        ((), 1, False),
-        (("upstream_connection_failure",), 1, True),
-        (("upstream_connection_termination",), 1, True),
-        (("upstream_remote_reset",), 1, True),
-        ((), 2, True),  # Envoy went on to another one
-        (("downstream_connection_termination",), 1, False),
-        (("downstream_connection_termination", "upstream_remote_reset"), 1, False),  # the client left first
-        (("stream_idle_timeout",), 1, False),
+        ((), None),
+        (("upstream_connection_failure",), Unreachable("t")),
+        (("upstream_connection_termination",), Unreachable("t", broke=True)),
+        (("upstream_remote_reset",), Unreachable("t", broke=True)),
+        (("downstream_connection_termination",), None),
+        (("downstream_connection_termination", "upstream_remote_reset"), None),  # the client left first
+        (("stream_idle_timeout",), None),
     ],
 )
-def test_whether_the_endpoint_took_the_request(flags: tuple[str, ...], attempts: int, failed: bool) -> None:
+def test_whether_the_endpoint_took_the_request(flags: tuple[str, ...], expected: Unreachable | None) -> None:
     entry = an_entry("t")
-    entry.common_properties.upstream_request_attempt_count = attempts
     for flag in flags:
         setattr(entry.common_properties.response_flags, flag, True)
-    assert endpoint_failed(entry) is failed
+    assert unreachable(entry, "t") == expected
+
+
+@pytest.mark.parametrize(
+    ("flag", "source"), [("upstream_connection_failure", ERROR), ("upstream_connection_termination", TIME)]
+)
+def test_a_request_that_broke_its_engine_s_connection_is_not_free(flag: str, source: Source) -> None:
+    entry = an_entry("t", 503)
+    setattr(entry.common_properties.response_flags, flag, True)
+    assert read(entry, "t") == Usage("t", source)
 
 
 @pytest.mark.parametrize(
