@@ -41,13 +41,13 @@ async def test_half_a_body_is_cut_and_a_held_request_is_not(tmp_path: Path, monk
             await rig.until_inside(1)
             second = rig.start(chat())
             await rig.until_held(1)
-            answer = await raw(rig, "1.1", orjson.dumps(chat()), sent=20)  # takes one or two seconds of Envoy's clock
-            await asyncio.sleep(1.5)
+            # It comes after the second one, and is cut: a limit that ran for that one would have cut it before.
+            answer = await raw(rig, "1.1", orjson.dumps(chat()), sent=20)
             assert (await rig.pool())["queued"] == 1
         assert answer.startswith(b"HTTP/1.1 400 ")
         assert b'"code": "body_timeout"' in answer
         assert [(await task).status for task in (first, second)] == [200, 200]
-        assert int((await second).headers["x-fairlane-queue-ms"]) > 2000
+        assert int((await second).headers["x-fairlane-queue-ms"]) >= 1000
         await rig.books_closed()
 
 
