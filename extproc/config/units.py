@@ -33,26 +33,32 @@ def _size(value: object) -> int:
     return int(match[1]) * _BYTES[match[2]]
 
 
-def _host_port(value: object) -> str:
+def _address(value: object) -> tuple[str, int] | None:
+    """Host, in brackets where it is IPv6, and port; None where it has not that form."""
     match = _HOST_PORT.match(value) if isinstance(value, str) else None
-    if match is not None and 0 < int(match[2]) < 65536:
-        return match[0]
+    return (match[1], int(match[2])) if match is not None and 0 < int(match[2]) < 65536 else None
+
+
+def _host_port(value: object) -> str:
+    if isinstance(value, str) and _address(value) is not None:
+        return value
     raise ValueError(f"expected host:port, like 127.0.0.1:8001 or [::1]:8001, not {value!r}")
 
 
 def ip_port(value: object) -> str:
     """An `ip:port` in the one form in which Envoy writes it. Raises ValueError."""
-    match = _HOST_PORT.match(value) if isinstance(value, str) else None
-    if match is not None and 0 < int(match[2]) < 65536:
-        host, port = split_host_port(match[0])
-        family = socket.AF_INET6 if match[1].startswith("[") else socket.AF_INET
+    address = _address(value)
+    if address is not None:
+        host, port = address
+        v6 = host.startswith("[")
+        family = socket.AF_INET6 if v6 else socket.AF_INET
         try:
             # inet_ntop as Envoy does it: [0::1] would be another text than its [::1]
-            address = socket.inet_ntop(family, socket.inet_pton(family, host))
+            ip = socket.inet_ntop(family, socket.inet_pton(family, host.strip("[]")))
         except OSError:
             pass
         else:
-            return f"[{address}]:{port}" if family == socket.AF_INET6 else f"{address}:{port}"
+            return f"[{ip}]:{port}" if v6 else f"{ip}:{port}"
     raise ValueError(f"{value!r} is not ip:port: Envoy matches Fairlane's choice by address, and would ignore a name")
 
 

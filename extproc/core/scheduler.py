@@ -339,26 +339,30 @@ class Scheduler:
             request = cls.queue.peek()
             if request is None:
                 continue
-            window = self._pick(request, q, now)
+            window, most = self._pick(request, q, now)
             if window is None:
                 return False
-            effects.append(self._release(request, cls, window, q, now))
+            effects.append(self._release(request, cls, window, most, now))
             return True
         return False
 
-    def _pick(self, request: Request, q: float, now: float) -> Window | None:
+    def _pick(self, request: Request, q: float, now: float) -> tuple[Window | None, float | None]:
         """The accepting endpoint that is least full in proportion to its window; among equals, the one that has not
         been used for longest. A tenant with nothing inside may exceed a full window by `overtake`, and where all are
-        overfull, go to one that holds fewer than `overtake` such guests."""
-        # A class without a standing queue of its own has nobody to overtake.
-        overtake = self.policy.window.overtake if q > 0 and request.tenant not in self.inside else 0
+        overfull, go to one that holds fewer than `overtake` such guests: then with what `Window.take` is to be told."""
         windows = self.windows.values()
         open_ones = [w for w in windows if w.accepts(request.slots, q, now)]
-        if not open_ones and overtake:
+        # A class without a standing queue of its own has nobody to overtake.
+        overtakes = not open_ones and q > 0 and request.tenant not in self.inside
+        overtake = self.policy.window.overtake
+        if overtakes and overtake:
             open_ones = [w for w in windows if w.may_overtake(request.slots, q, overtake, now)]
-        return min(open_ones, key=lambda w: (w.load / max(1.0, w.limit(q, now)), w.load, w.last_take), default=None)
+        if not open_ones:
+            return None, None
+        best = min(open_ones, key=lambda w: (w.load / max(1.0, w.limit(q, now)), w.load, w.last_take))
+        return best, best.limit(q, now) + overtake if overtakes else None
 
-    def _release(self, request: Request, cls: ClassQueue, window: Window, q: float, now: float) -> Release:
+    def _release(self, request: Request, cls: ClassQueue, window: Window, most: float | None, now: float) -> Release:
         charge = self.policy.weights.cost(request.prompt_tokens, request.output_tokens)
         popped = cls.queue.pop(charge)
         if popped is not request:
@@ -370,8 +374,6 @@ class Scheduler:
         priority = engine_priority(cls.policy, self.inside.get(request.tenant, 0), self.policy.priority_gap)
         self.inside[request.tenant] += 1
         self._releases += 1
-        room = window.accepts(request.slots, q, now)
-        most = None if room else window.limit(q, now) + self.policy.window.overtake
         request.guest = window.take(request.slots, now, number=self._releases, most=most)
         self.drain.count(now)
         self._share_v += charge

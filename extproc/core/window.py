@@ -134,21 +134,14 @@ class Window:
 
     def limit(self, q: float, now: float) -> float:
         """Slots that may be taken, ours and foreign ones together, for a class with standing queue `q`."""
-        stance = self.stance(now)
-        if stance in (Stance.DOWN, Stance.STARTING):
-            return 0.0
-        if stance is Stance.OUTAGE:
-            limit = max(self.policy.floor, self._capacity / 2)
-        else:
-            limit = self._capacity + (q if stance is Stance.FRESH else 0.0)
-        return limit if self._tpot_window is None else min(limit, self._tpot_window)
+        return self._limit(q, self.stance(now))
 
     def accepts(self, slots: int, q: float, now: float) -> bool:
         """Whether a request of `slots` may go now, for a class with standing queue `q`."""
         stance = self.stance(now)
-        if self.removed or stance in (Stance.DOWN, Stance.STARTING):
+        if not self._usable(stance):
             return False
-        limit, inside = self.limit(q, now), self._inside(now)
+        limit, inside = self._limit(q, stance), self._inside(stance)
         if self.in_flight > 0:
             # A wide request does not wait until the engine has run dry: it may go when a slot would idle.
             idle_slot = slots > 1 and inside < min(limit, self._capacity)
@@ -162,16 +155,29 @@ class Window:
 
         A window can be overfull through no doing of the tenant: an engine may hold more than we knew of, from a list of
         prompts or work that is not ours. Then `most` such guests may be inside at a time, or one, however wide."""
-        if self.removed or self.stance(now) in (Stance.DOWN, Stance.STARTING):
+        stance = self.stance(now)
+        if not self._usable(stance):
             return False
-        limit, inside = self.limit(q, now), self._inside(now)
+        limit, inside = self._limit(q, stance), self._inside(stance)
         if inside + slots <= limit + most:
             return True
         return inside > limit + most and (self.guests == 0 or self.guests + slots <= most)
 
-    def _inside(self, now: float) -> int:
+    def _usable(self, stance: Stance) -> bool:
+        return not self.removed and stance not in (Stance.DOWN, Stance.STARTING)
+
+    def _limit(self, q: float, stance: Stance) -> float:
+        if stance in (Stance.DOWN, Stance.STARTING):
+            return 0.0
+        if stance is Stance.OUTAGE:
+            limit = max(self.policy.floor, self._capacity / 2)
+        else:
+            limit = self._capacity + (q if stance is Stance.FRESH else 0.0)
+        return limit if self._tpot_window is None else min(limit, self._tpot_window)
+
+    def _inside(self, stance: Stance) -> int:
         """In an outage the last reading of foreign load is worth nothing; our own count is all there is."""
-        return self.in_flight if self.stance(now) is Stance.OUTAGE else self.load
+        return self.in_flight if stance is Stance.OUTAGE else self.load
 
     def revive(self, now: float) -> None:
         """The endpoint was removed and is back, perhaps with another engine behind the address."""
@@ -186,7 +192,7 @@ class Window:
         """`number`: of the release, counted up over all endpoints. `most`: what a full window may be exceeded to, for
         one that overtakes; None: there was room. Returns what `free` is to be told."""
         guest = 0
-        if most is not None and self._inside(now) > most:
+        if most is not None and self._inside(self.stance(now)) > most:
             guest = self.guest_turn
             self.guests += slots
         self.in_flight += slots
