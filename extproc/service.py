@@ -9,9 +9,10 @@ import structlog
 
 from extproc import __version__
 from extproc.admin import server as admin_server
-from extproc.config.model import Config, Pool
+from extproc.config.model import Config
+from extproc.config.scheduling import Pool
 from extproc.config.units import split_host_port
-from extproc.core.model import Sample
+from extproc.core.model import PoolPolicy, Sample
 from extproc.core.view import FlowView, PoolView, flows, view
 from extproc.edge import server as edge_server
 from extproc.edge.access_log import AccessLog
@@ -21,6 +22,7 @@ from extproc.edge.server import PortInUseError
 from extproc.edge.stream import ExternalProcessor
 from extproc.engines.dialect import DIALECTS, Dialect
 from extproc.engines.scraper import FailureKind, ScrapeFailure, Scraper
+from extproc.telemetry import recording
 from extproc.telemetry.http import HttpPort
 from extproc.telemetry.metrics import Metrics, ScrapeStats
 
@@ -47,7 +49,8 @@ class Service:
         loop = asyncio.get_running_loop()
         for pool in self.config.pools:
             policy = self.config.pool_policy(pool)
-            self._drivers[pool.name] = PoolDriver(policy, list(pool.endpoints), loop, self.metrics)
+            tape = self._tape(pool.name, policy)
+            self._drivers[pool.name] = PoolDriver(policy, list(pool.endpoints), loop, self.metrics, tape)
         gate = Gate(self.config, self._drivers, self.metrics)
         processor = ExternalProcessor(gate, self.metrics)
         http = HttpPort(self.metrics.registry, lambda: self._ready, self.pools, self.flows)
@@ -107,6 +110,19 @@ class Service:
     async def _emptied(self) -> None:
         for driver in self._drivers.values():
             await driver.emptied()
+
+    def _tape(self, pool: str, policy: PoolPolicy) -> recording.Recorder | None:
+        settings = self.config.recording
+        path = settings.file_of(pool)
+        if path is None:
+            return None
+        return recording.Recorder(
+            recording.Parts(path, max_bytes=settings.max_size, keep=settings.keep),
+            policy,
+            version=__version__,
+            hashed=settings.tenants == "hashed",
+            on_stop=lambda: self.metrics.fault("recording"),
+        )
 
     def _scrape(self, pool: Pool) -> None:
         driver = self._drivers[pool.name]

@@ -9,9 +9,11 @@ import click
 from extproc import __version__
 
 _COMMANDS = {
+    "bench": "extproc.cli.bench:bench",
     "check-config": "extproc.cli.check_config:check_config",
     "demo": "extproc.cli.demo:demo",
     "envoy-config": "extproc.cli.envoy_config:envoy_config",
+    "replay": "extproc.cli.replay:replay",
     "serve": "extproc.cli.serve:serve",
     "sim": "extproc.cli.sim:sim",
     "up": "extproc.cli.up:up",

@@ -1,55 +1,244 @@
-"""The limits at the door. All are looked at before anything is counted: a refused request costs nothing."""
+"""The door: what an arrival is taken for, whether it may wait, and who is refused.
+
+All limits are looked at before anything is counted, and nothing is changed here: a refused request costs nothing.
+
+A tenant's (or its team's, or its organisation's) own limit refuses the newcomer. When a class or the pool is
+full, the newest request of the flow with the most waiting makes room (`Overflow.SHED_HEAVIEST`): in the
+class itself, or in the lowest class that waits in the pool, but never in a higher class than the
+newcomer's. If the newcomer's own flow is the heaviest, or one request less is not enough for all limits, it is the
+newcomer that is refused.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
 
+from extproc.core import charging
 from extproc.core.class_queue import ClassQueue
-from extproc.core.events import Arrive
-from extproc.core.model import PoolPolicy
+from extproc.core.drain_rate import bounded, with_jitter
+from extproc.core.events import Arrive, Refuse
+from extproc.core.model import MAX_SLOTS, MAX_TOKENS, Overflow, PoolPolicy, Request, Unit
+from extproc.core.node import Node
 from extproc.core.reasons import Reason
+from extproc.core.waiting import expected_s, wait_s
+from extproc.core.windows import Stance
+
+if TYPE_CHECKING:
+    from extproc.core.scheduler import Scheduler
+
+
+class Scope(Enum):
+    """Whose limit it is."""
+
+    TENANT = "tenant"
+    CLASS = "class"
+    POOL = "pool"
 
 
 @dataclass(frozen=True, slots=True)
 class OverLimit:
     """A limit that an arrival would pass."""
 
+    scope: Scope
     reason: Reason
-    waiting: int  # requests that have to go before there is room again
+    excess: float  # by how much, in `what`
+    what: str  # requests, bytes or tokens
     message: str  # names the limit, its setting and what was found
 
 
-def over_limit(
-    event: Arrive, cls: ClassQueue, pool: PoolPolicy, queued: int, queued_bytes: int, tenant_bytes: int
-) -> OverLimit | None:
-    """The first limit that is hit: the tenant's, the class's, the pool's; None: it may wait.
+class Verdict(NamedTuple):
+    """What becomes of a newcomer. Neither: it may wait, and nobody has to leave for it."""
 
-    `queued` and `queued_bytes` are the pool's, `tenant_bytes` the tenant's in all its classes."""
-    tenant, who = pool.tenant(event.tenant), f"tenant {event.tenant!r}"
-    of_tenant = cls.queue.queued(event.tenant)
-    if of_tenant >= tenant.max_queued:
-        message = _message(who, of_tenant, "requests", tenant.max_queued, "max_queued of the tenant")
-        return OverLimit(Reason.TENANT_LIMIT, of_tenant, message)
-    if tenant_bytes and tenant_bytes + event.body_bytes > tenant.max_queued_bytes:
-        message = _message(
-            who, tenant_bytes, "bytes of requests", tenant.max_queued_bytes, "max_queued_bytes of the tenant"
+    refuse: Refuse | None = None  # it is refused
+    shed: Refuse | None = None  # another one is, to make room
+
+
+def newcomer(scheduler: Scheduler, event: Arrive, seq: int, now: float) -> Request:
+    """The request that an arrival stands for, with what it is expected to take. Figures that cannot be are clamped."""
+    estimator, policy = scheduler.estimator, scheduler.policy
+    n = min(max(1, event.n), MAX_SLOTS)
+    max_output = None if event.max_output is None else min(max(1, event.max_output), MAX_TOKENS)
+    if event.prompt_tokens is None:
+        prompt = min(estimator.prompt_tokens(event.tenant, event.body_bytes), float(MAX_TOKENS))
+    else:
+        prompt = float(min(max(1, event.prompt_tokens), MAX_TOKENS))
+    output = estimator.output_tokens(event.tenant, event.cls, prompt, max_output, n)
+    seconds = estimator.seconds(event.tenant, event.cls, prompt) if policy.unit is Unit.TIME else 0.0
+    timeout = math.inf if event.timeout_s is None else max(0.0, event.timeout_s)
+    arrival = event.arrival if event.arrival < now else now  # now also where it is no number
+    return Request(
+        id=event.id,
+        tenant=event.tenant,
+        cls=event.cls,
+        arrival=arrival,
+        seq=seq,
+        body_bytes=max(0, event.body_bytes),
+        prompt_tokens=prompt,
+        output_tokens=output,
+        max_output=max_output,
+        slots=n,
+        deadline=arrival + min(timeout, scheduler.by_name[event.cls].policy.queue_timeout_s),
+        timeout_s=timeout,
+        path=policy.path(event.tenant),
+        cost=charging.estimated(policy, prompt, output, seconds, n),
+        prefix=event.prefix,
+    )
+
+
+def admit(scheduler: Scheduler, request: Request, now: float) -> Verdict:
+    """Whether `request`, which is not counted yet, may wait."""
+    cls = scheduler.by_name[request.cls]
+    limits = _over_limits(scheduler, request, cls)
+    victim = None
+    if limits:
+        victim = _victim(scheduler, request, cls, limits)
+        if victim is None:
+            return Verdict(refuse(request, limits[0].reason, wait_s(scheduler, request, now), now, limits[0].message))
+    hopeless = _hopeless(scheduler, request, cls, now)
+    if hopeless is not None or victim is None:
+        return Verdict(hopeless)
+    message = f"{limits[0].message}; tenant {victim.tenant!r} has the most waiting (overflow of the class)"
+    return Verdict(shed=refuse(victim, Reason.SHED, wait_s(scheduler, victim, now), now, message))
+
+
+def expired(scheduler: Scheduler, request: Request, now: float) -> Refuse:
+    """The answer to one that has waited for too long."""
+    timeout = scheduler.by_name[request.cls].policy.queue_timeout_s
+    wait, waited = wait_s(scheduler, request, now), f"waited {now - request.arrival:.1f} s"
+    limit = f"class {request.cls!r} allows {timeout:g} s (queue_timeout of the class)"
+    if request.timeout_s < timeout:
+        limit = f"the request itself allows {request.timeout_s:g} s"
+    if any(w.stance(now) is not Stance.DOWN for w in scheduler.windows.values() if not w.removed):
+        return refuse(request, Reason.QUEUE_TIMEOUT, wait, now, f"{waited}, and {limit}")
+    message = f"{waited} while no endpoint of pool {scheduler.policy.name!r} answered; {limit}"
+    return refuse(request, Reason.NO_CAPACITY, wait, now, message)
+
+
+def refuse(of: Request, reason: Reason, wait_s: float, now: float, message: str) -> Refuse:
+    """`wait_s`: when it may come back."""
+    retry = with_jitter(bounded(wait_s, 1.0), of.id)
+    return Refuse(of.id, reason, message, retry, of.tenant, of.cls, max(0.0, now - of.arrival))
+
+
+def _hopeless(scheduler: Scheduler, request: Request, cls: ClassQueue, now: float) -> Refuse | None:
+    """Refuse at once what cannot go before its time is up."""
+    left = max(0.0, request.deadline - now)
+    ready_at = now
+    if len(scheduler.buckets):
+        for path in request.path:
+            bucket = scheduler.buckets.get(path)
+            if bucket is not None:
+                ready_at = max(ready_at, bucket.ready_at)
+    if ready_at - now > left:
+        message = (
+            f"the rate of tenant {request.tenant!r} is used up for {ready_at - now:.1f} s, "
+            f"and its request may wait for {left:.1f} s (rate of the tenant)"
         )
-        return OverLimit(Reason.TENANT_LIMIT, of_tenant, message)
-    of_class, class_may = len(cls.queue), cls.policy.max_queued
-    if of_class >= class_may:
-        message = _message(f"class {event.cls!r}", of_class, "requests", class_may, "max_queued of the class")
-        return OverLimit(Reason.QUEUE_FULL, of_class, message)
-    where = f"pool {pool.name!r}"
-    if queued >= pool.max_queued:
-        message = _message(where, queued, "requests", pool.max_queued, "max_queued of the pool")
-        return OverLimit(Reason.QUEUE_FULL, queued, message)
-    if queued_bytes + event.body_bytes > pool.max_queued_bytes:
-        message = _message(
-            where, queued_bytes, "bytes of requests", pool.max_queued_bytes, "max_queued_bytes of the pool"
-        )
-        return OverLimit(Reason.QUEUE_FULL, queued, message)
+        return refuse(request, Reason.RATE_LIMIT, ready_at - now, now, message)
+    if cls.policy.fail_fast and scheduler.queued:
+        wait = expected_s(scheduler, request, now)
+        if wait is not None and wait > left:
+            message = (
+                f"it would wait for about {wait:.0f} s, and may wait for {left:.0f} s "
+                "(queue_timeout and fail_fast of the class)"
+            )
+            return refuse(request, Reason.QUEUE_TIMEOUT, wait - left, now, message)
     return None
 
 
-def _message(who: str, waiting: int, what: str, most: int, setting: str) -> str:
-    return f"{who} has {waiting} {what} waiting, and may have {most} ({setting})"
+# -- limits ---------------------------------------------------------------------------------------
+
+
+def _over_limits(scheduler: Scheduler, request: Request, cls: ClassQueue) -> list[OverLimit]:
+    """Limits that are hit: the tenant's and those of the nodes above it, the class's, the pool's."""
+    found: list[OverLimit] = []
+    pool, policy, queue = scheduler.policy, cls.policy, cls.queue
+    size, tokens = request.body_bytes, request.prompt_tokens + request.output_tokens
+    block = queue.over_limit(request.tenant, tokens)
+    if block is not None:
+        what, more = ("requests", 1.0) if block.kind == "max_queued" else ("tokens", tokens)
+        found.append(_over(Scope.TENANT, f"tenant {block.path!r}", block.value, more, block.limit, what, block.kind))
+    for path in request.path:
+        held, most = scheduler.held_bytes.get(path, 0), pool.tenant(path).max_queued_bytes
+        if held and held + size > most:
+            found.append(_over(Scope.TENANT, f"tenant {path!r}", held, size, most, "bytes", "max_queued_bytes"))
+
+    who = f"class {request.cls!r}"
+    if len(queue) >= policy.max_queued:
+        found.append(_over(Scope.CLASS, who, len(queue), 1, policy.max_queued, "requests", "max_queued"))
+    limit = policy.max_queued_bytes
+    if limit is not None and queue.queued_bytes + size > limit:
+        found.append(_over(Scope.CLASS, who, queue.queued_bytes, size, limit, "bytes", "max_queued_bytes"))
+    limit = policy.max_queued_tokens
+    if limit is not None and queue.queued_tokens + tokens > limit:
+        found.append(_over(Scope.CLASS, who, queue.queued_tokens, tokens, limit, "tokens", "max_queued_tokens"))
+
+    who = f"pool {pool.name!r}"
+    if scheduler.queued >= pool.max_queued:
+        found.append(_over(Scope.POOL, who, scheduler.queued, 1, pool.max_queued, "requests", "max_queued"))
+    held, most = scheduler.queued_bytes, pool.max_queued_bytes
+    if held + size > most:
+        found.append(_over(Scope.POOL, who, held, size, most, "bytes", "max_queued_bytes"))
+    return found
+
+
+def _over(scope: Scope, who: str, waiting: float, more: float, most: float, what: str, setting: str) -> OverLimit:
+    of = "requests" if what == "requests" else f"{what} of requests"
+    message = f"{who} has {waiting:.0f} {of} waiting, and may have {most:.0f} ({setting} of the {scope.value})"
+    reason = Reason.TENANT_LIMIT if scope is Scope.TENANT else Reason.QUEUE_FULL
+    return OverLimit(scope, reason, waiting + more - most, what, message)
+
+
+# -- who makes room -------------------------------------------------------------------------------
+
+
+def _victim(scheduler: Scheduler, request: Request, cls: ClassQueue, limits: list[OverLimit]) -> Request | None:
+    """Who makes room for `request`; None: nobody, it is refused itself."""
+    scopes = {limit.scope for limit in limits}
+    if cls.policy.overflow is Overflow.REJECT_NEWEST or Scope.TENANT in scopes:
+        return None
+    rank = cls.policy.rank
+    candidates = [cls] if Scope.CLASS in scopes else [c for c in scheduler.classes if c.policy.rank >= rank]
+    for candidate in reversed(candidates):
+        victim = candidate.queue.heaviest()
+        if victim is None:
+            continue
+        if candidate is cls and not _outweighs(victim, request, scheduler.policy):
+            return None
+        return victim if all(_makes_room(victim, limit) for limit in limits) else None
+    return None
+
+
+def _makes_room(victim: Request, limit: OverLimit) -> bool:
+    """Whether `victim` alone is enough to let the newcomer in."""
+    if limit.what == "bytes":
+        return victim.body_bytes >= limit.excess
+    if limit.what == "tokens":
+        return victim.prompt_tokens + victim.output_tokens >= limit.excess
+    return limit.excess <= 1
+
+
+def _outweighs(victim: Request, request: Request, pool: PoolPolicy) -> bool:
+    """Whether the flow of `victim`, the heaviest, is still heavier than that of `request` with it: compared where
+    their paths part, by what is queued / weight."""
+    if victim.tenant == request.tenant:
+        return False
+    nodes: list[Node] = []
+    node: Node | None = victim.leaf
+    while node is not None and node.parent is not None:
+        nodes.append(node)
+        node = node.parent
+    above = ""
+    # Once more its own name: a tenant that others hang under has a leaf of the same name among them.
+    for heavy, path in zip(reversed(nodes), (*request.path, request.path[-1]), strict=False):
+        if heavy.path != path:
+            parent = heavy.parent
+            own = None if parent is None else parent.children.get(path)
+            weight = 1.0 if path == above else pool.tenant(path).weight
+            load = ((0.0 if own is None else own.queued_cost) + request.cost) / weight
+            return heavy.queued_cost / heavy.weight > load
+        above = path
+    return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from extproc.core.model import Sample, Source
+from extproc.core.model import PoolPolicy, Sample, Source
 from extproc.core.reasons import Reason
 
 
@@ -20,11 +20,20 @@ class Arrive:
     max_output: int | None = None  # tokens, as the client asked
     n: int = 1  # choices; each takes a slot
     timeout_s: float | None = None  # may only shorten the class's
+    prompt_tokens: int | None = None  # where the edge can count better than bytes / 4
+    prefix: tuple[int, ...] = ()  # chained hashes of the prompt's beginnings, shortest first
 
 
 @dataclass(frozen=True, slots=True)
 class End:
     """The request's stream is over: answered, failed, or left by its client, held or running."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """The request's first token has been seen. Not every profile shows it."""
 
     id: str
 
@@ -77,11 +86,30 @@ class EndpointRemoved:
 
 
 @dataclass(frozen=True, slots=True)
+class Reconfigure:
+    """The pool's policy is another from now on, also for what waits and runs."""
+
+    policy: PoolPolicy
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed: `Scheduler.next_deadline` is due."""
 
 
-Event = Arrive | End | Usage | Unreachable | Scraped | ScrapeFailed | EndpointAdded | EndpointRemoved | Tick
+Event = (
+    Arrive
+    | End
+    | FirstToken
+    | Usage
+    | Unreachable
+    | Scraped
+    | ScrapeFailed
+    | EndpointAdded
+    | EndpointRemoved
+    | Reconfigure
+    | Tick
+)
 
 
 @dataclass(frozen=True, slots=True)

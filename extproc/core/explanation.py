@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from extproc.core.model import Request, State
+from extproc.core import windows
+from extproc.core.class_queue import ClassQueue
+from extproc.core.dispatch import By, Turn, room_left, shut, turns
+from extproc.core.model import INSIDE, Request, State
 from extproc.core.scheduler import Scheduler
-from extproc.core.window import Stance, Window
+from extproc.core.waiting import wait_s
+from extproc.core.windows import Stance, Window
 
 
 class Hold(Enum):
@@ -15,11 +19,26 @@ class Hold(Enum):
 
     FLOW = "flow"  # its tenant's earlier requests go first
     ORDER = "order"  # other tenants are due first
-    TENANT_CAP = "tenant_cap"
+    TENANT_CAP = "tenant_cap"  # of the tenant, or of a node above it
+    RATE = "rate"  # of the tenant, or of a node above it
     CLASS_CAP = "class_cap"
-    HIGHER_CLASS = "higher_class"
+    HEADROOM = "headroom"  # the class leaves room for higher ones
+    HIGHER_CLASS = "higher_class"  # or one that is behind its `min_share`, or has been promoted
+    GATE = "gate"  # a threshold of the class on the endpoints' signals
     WINDOW = "window"  # no endpoint has room
     NO_ENDPOINT = "no_endpoint"  # none is there, or none answers
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What holds it, with the figure that was found and the one that it is held against."""
+
+    hold: Hold
+    name: str  # of the node, class, endpoint or gate
+    value: float | None
+    limit: float | None
+    told: str  # as a sentence
+    then: str  # what must happen next
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,75 +46,154 @@ class Explanation:
     id: str
     state: State
     hold: Hold | None  # None: it does not wait
+    name: str  # of what holds it
+    value: float | None
+    limit: float | None
     ahead_in_flow: int  # requests of the same tenant and class
+    flow_position: int  # flows that go before its own, where the tree first parts them; 0: its flow is next
+    flows: int  # flows that may go there
     waited_s: float
     timeout_in_s: float
     estimated_wait_s: float
     sentence: str
+    next: str  # what must happen for it to go
 
 
 def explain(scheduler: Scheduler, request_id: str, now: float) -> Explanation | None:
-    """None: no such request. O(requests of its flow + endpoints)."""
+    """None: no such request. O(flows of its class + endpoints)."""
     request = scheduler.requests.get(request_id)
     if request is None:
         return None
     if request.state is not State.QUEUED:
-        told = f"it is with {request.endpoint} since {now - request.released_at:.1f} s"
-        if request.state is State.ENDED:
-            told = "its answer is over; its token count has not come yet"
-        return Explanation(request.id, request.state, None, 0, request.released_at - request.arrival, 0.0, 0.0, told)
-    hold, ahead, told = _hold(scheduler, request, now)
-    waits = sum(len(c.queue) for c in scheduler.classes if c.policy.rank <= _rank(scheduler, request))
+        return _past(request, now)
+    cls = scheduler.by_name[request.cls]
+    place = cls.queue.place(request)
+    cause = _cause(scheduler, cls, request, place.ahead_in_flow, now)
     return Explanation(
         id=request.id,
         state=request.state,
-        hold=hold,
-        ahead_in_flow=ahead,
+        hold=cause.hold,
+        name=cause.name,
+        value=cause.value,
+        limit=cause.limit,
+        ahead_in_flow=place.ahead_in_flow,
+        flow_position=place.position,
+        flows=place.flows,
         waited_s=now - request.arrival,
         timeout_in_s=request.deadline - now,
-        estimated_wait_s=scheduler.drain.wait_s(waits, now),
-        sentence=told,
+        estimated_wait_s=wait_s(scheduler, request, now),
+        sentence=cause.told,
+        next=cause.then,
     )
 
 
-def _rank(scheduler: Scheduler, request: Request) -> int:
-    return next(c.policy.rank for c in scheduler.classes if c.policy.name == request.cls)
+def _past(request: Request, now: float) -> Explanation:
+    told, then = f"it is with {request.endpoint} since {now - request.released_at:.1f} s", "its answer ends"
+    if request.state not in INSIDE:
+        told, then = "its answer is over; its token count has not come yet", "its token count comes, or is given up"
+    waited = request.released_at - request.arrival
+    return Explanation(request.id, request.state, None, "", None, None, 0, 0, 0, waited, 0.0, 0.0, told, then)
 
 
-def _hold(scheduler: Scheduler, request: Request, now: float) -> tuple[Hold, int, str]:
-    cls = next(c for c in scheduler.classes if c.policy.name == request.cls)
-    leaf = cls.queue.leaf(request.tenant)
-    earlier = (
-        [e for e in leaf.fifo if e[2].state is State.QUEUED and e[:2] < (request.arrival, request.seq)] if leaf else []
-    )
-    ahead = len(earlier)
-    if leaf is not None and leaf.cap is not None and leaf.in_flight >= leaf.cap:
-        told = f"tenant {request.tenant!r} holds {leaf.in_flight} slots and may hold {leaf.cap} (max_in_flight)"
-        return Hold.TENANT_CAP, ahead, told
+def _cause(scheduler: Scheduler, cls: ClassQueue, request: Request, ahead: int, now: float) -> Cause:
+    block = cls.queue.blocked(request, now)
+    if block is not None and block.kind == "rate":
+        told = f"tenant {block.path!r} has used up its rate by {-block.value:.0f} cost units"
+        seconds = 0.0 if block.until is None else max(0.0, block.until - now)
+        then = f"{seconds:.1f} s pass: its rate is {block.limit:g} cost units a second"
+        return Cause(Hold.RATE, block.path, block.value, block.limit, told, then)
+    if block is not None:
+        told = f"tenant {block.path!r} holds {block.value:.0f} slots and may hold {block.limit:.0f} (max_in_flight)"
+        return Cause(Hold.TENANT_CAP, block.path, block.value, block.limit, told, "one of its requests ends")
     if ahead:
-        return Hold.FLOW, ahead, f"{ahead} earlier requests of tenant {request.tenant!r} go first"
-    if cls.capped():
-        told = f"class {request.cls!r} holds {cls.queue.in_flight} slots and may hold {cls.policy.max_in_flight}"
-        return Hold.CLASS_CAP, ahead, f"{told} (max_in_flight of the class)"
-    for other, _ in scheduler.order():
-        if other is cls:
-            break
-        if not other.capped() and other.queue.peek() is not None:
-            told = f"{len(other.queue)} requests of class {other.policy.name!r} go first"
-            return Hold.HIGHER_CLASS, ahead, told
-    windows = [w for w in scheduler.windows.values() if not w.removed]
-    if all(w.stance(now) in (Stance.DOWN, Stance.STARTING) for w in windows):
-        states = ", ".join(f"{w.endpoint} is {w.stance(now).value}" for w in windows) or "there is none"
-        return Hold.NO_ENDPOINT, ahead, f"no endpoint can take it: {states}"
-    first = cls.queue.peek()
-    if first is not None and first is not request:
-        return Hold.ORDER, ahead, f"tenant {first.tenant!r} has had less service and goes first"
-    q = float(cls.policy.max_waiting)
-    return Hold.WINDOW, ahead, "it is next; " + "; ".join(_room(w, q, now) for w in windows)
-
-
-def _room(window: Window, q: float, now: float) -> str:
+        told = f"{ahead} earlier requests of tenant {request.tenant!r} go first"
+        return Cause(Hold.FLOW, request.tenant, float(ahead), 0.0, told, "they are released")
+    q, cause = _class_cause(scheduler, cls, now)
     return (
+        cause or _no_endpoint(scheduler, now) or _order(cls, request, now) or _no_room(scheduler, cls, request, q, now)
+    )
+
+
+def _class_cause(scheduler: Scheduler, cls: ClassQueue, now: float) -> tuple[float, Cause | None]:
+    """(the standing queue that the class may use, what holds all of it; None: it is its turn)."""
+    name, held, cap = cls.policy.name, cls.queue.in_flight, cls.policy.max_in_flight
+    if cls.capped() and cap is not None:
+        told = f"class {name!r} holds {held} slots and may hold {cap} (max_in_flight of the class)"
+        return cls.q, Cause(Hold.CLASS_CAP, name, held, cap, told, "one of the class's requests ends")
+    for turn in turns(scheduler, now):
+        if turn.cls is cls:
+            return turn.q, None
+        if turn.by is By.RANK and turn.cls.policy.rank > cls.policy.rank:
+            break
+        if turn.by is By.RANK or not shut(scheduler, turn.cls.gates, now):
+            return cls.q, _passed_by(turn)
+    if cls.headroom is None:
+        return cls.q, None
+    left = room_left(scheduler, cls, now)
+    told = (
+        f"class {name!r} holds {held} slots and may hold {left}: the others stay free for higher classes, "
+        f"which hold {cls.headroom.mean:.1f} on average (headroom of the class)"
+    )
+    return cls.q, Cause(Hold.HEADROOM, name, held, left, told, "one of the class's requests ends")
+
+
+def _passed_by(turn: Turn) -> Cause:
+    name, count = turn.cls.policy.name, len(turn.cls.queue)
+    told = f"{count} requests of class {name!r} go first"
+    if turn.by is By.SHARE:
+        told = f"class {name!r} has had less than its min_share and goes first"
+    elif turn.by is By.PROMOTION:
+        told = f"a request of class {name!r} has waited for its promote_after and goes first"
+    return Cause(Hold.HIGHER_CLASS, name, float(count), 0.0, told, "they are released")
+
+
+def _no_endpoint(scheduler: Scheduler, now: float) -> Cause | None:
+    there = [w for w in scheduler.windows.values() if not w.removed]
+    if not all(w.stance(now) in (Stance.DOWN, Stance.STARTING) for w in there):
+        return None
+    states = ", ".join(f"{w.endpoint} is {w.stance(now).value}" for w in there) or "there is none"
+    told = f"no endpoint can take it: {states}"
+    return Cause(Hold.NO_ENDPOINT, scheduler.policy.name, 0.0, 1.0, told, "an endpoint answers")
+
+
+def _order(cls: ClassQueue, request: Request, now: float) -> Cause | None:
+    first = cls.queue.peek(now)
+    if first is None or first is request:
+        return None
+    place = cls.queue.place(request)
+    told = (
+        f"tenant {first.tenant!r} has had less service and goes first; the flow of tenant {request.tenant!r} is "
+        f"number {place.position + 1} of {place.flows}"
+    )
+    return Cause(Hold.ORDER, first.tenant, place.position, 0, told, "the flows before it have had their turn")
+
+
+def _no_room(scheduler: Scheduler, cls: ClassQueue, request: Request, q: float, now: float) -> Cause:
+    there = [w for w in scheduler.windows.values() if not w.removed]
+    holds = [(w, None if cls.gates is None else w.gate(cls.gates, now)) for w in there]
+    if holds and all(gate is not None for _, gate in holds):
+        first = next(gate for _, gate in holds if gate is not None)
+        told = "; ".join(f"{w.endpoint}: {_gate(gate)}" for w, gate in holds if gate is not None)
+        told = f"a gate of class {request.cls!r} is closed everywhere: {told}"
+        return Cause(Hold.GATE, first.name, first.value, first.limit, told, "a page shows the signal within its limit")
+    parts = [_room(w, request, q, now) if gate is None else f"{w.endpoint}: {_gate(gate)}" for w, gate in holds]
+    told = "it is next; " + "; ".join(parts)
+    rooms = [w for w, gate in holds if gate is None]
+    hold = rooms[0].why_not(request, q, now)
+    if hold is None:
+        return Cause(Hold.WINDOW, rooms[0].endpoint, None, None, told, "the next event: there is room by now")
+    then = "a request inside ends, or a page shows more room"
+    return Cause(Hold.WINDOW, hold.name, hold.value, hold.limit, told, then)
+
+
+def _gate(gate: windows.Hold) -> str:
+    return f"{gate.name} is {gate.value:g}, limit {gate.limit:g}"
+
+
+def _room(window: Window, request: Request, q: float, now: float) -> str:
+    told = (
         f"{window.endpoint} ({window.stance(now).value}) holds {window.in_flight} of ours and {window.foreign} others, "
         f"limit {window.limit(q, now):.1f}"
     )
+    hold = window.why_not(request, q, now)
+    return told if hold is None else f"{told} ({hold.name}: {hold.value:g} of {hold.limit:g})"

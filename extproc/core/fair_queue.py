@@ -1,128 +1,103 @@
-"""Hierarchical start-tag queue with true-up: the fair order of one class.
+"""Hierarchical start-tag queue with true-up: the fair order of one class in one pool.
 
 Theory
     Start-time fair queueing (Goyal, Vin, Cheng: "Start-time Fair Queueing", SIGCOMM 1996) gives each
     flow a tag S, serves the smallest, and advances it by cost/weight. The virtual token counter
-    (Sheng et al., OSDI'24) shows that the cost of a request need not be known before it is served:
-    charge an estimate at release, true it up when the engine has counted. Both are one tree here; a
-    node's children share its service in proportion to their weights.
+    (Sheng et al.: "Fairness in Serving Large Language Models", OSDI'24) shows that the cost of a request
+    need not be known before it is served: charge an estimate at release, true it up when the engine has
+    counted. Both are one tree here: a node's children share its service in proportion to their weights,
+    and a release charges every node on its path (Goyal's hierarchical scheduler, section 3 there).
 
 Definitions
-    S       tag of a node: service received / weight, in cost units.
-    V       virtual time of a parent: smallest tag among its eligible children, else `vlast`, the tag
-            of the last child it served.
-    lift    a node that becomes backlogged starts at max(S, V - burst/weight): what it did not use is
-            not saved up (beyond `burst`), what it owes is not forgiven.
-    eligible: something is queued under it, and no cap on it is reached.
+    S        `tag` of a node: service received / weight, in cost units.
+    V        virtual time of a group: S + credit of the eligible child with the smallest S, else `vlast`.
+    vlast    largest S + credit at which the group has served a child.
+    eligible something is queued under it, no cap or rate of its own holds it, and, for a group, one of
+             its children is eligible. Eligible children are in the `order` of their group.
+    backlogged: something is queued under it, eligible or not.
+    busy     something is queued, in flight or not yet settled under it; else idle.
+    lift     a node that becomes backlogged goes to max(S, V - burst/weight): what it did not use is not
+             saved up beyond `burst`, what it owes is not forgiven. A new node has S = -infinity.
+             A node that a cap or rate held and holds no more goes to max(S, V - max(burst, its last
+             charge)/weight): it keeps its turn, but does not catch up on an hour at its limit.
+    credit   V - S at a lift, used up by its charges. With it in V a child that was lifted below the
+             others does not pull newcomers down with it, nor a chain of such children each other.
+    loose    sum over the children of (charges not yet settled)/weight: by so much, and no more, can
+             true-ups still take tags back.
+    order    by S; equal: fewer slots in flight; equal: who became backlogged first.
 
-Invariants (`check`)
-    1. `pop` returns None if and only if every queued leaf is blocked by a cap on its path.
-    2. Tags of backlogged siblings differ by no more than the largest charge / smallest weight, plus
-       what is in flight and not yet trued up.
-    3. Counts on a node are the sums over its leaves; they end at zero.
-    4. A leaf that is neither queued nor in flight is kept only while it is in debt (S > V), and only
-       the most indebted 10,000: names that come once and never again do not move V, so it would
-       never pass them all.
+Operations (n siblings, d levels; O(d log n) each)
+    put      a request is queued. Nodes on its path that were not backlogged are lifted.
+    peek     the smallest S down from the root. None if and only if every queued leaf is held by a cap
+             or a rate on its path.
+    pop      takes it; on its path vlast = max(vlast, S + credit), S += charge/weight.
+    refresh  while it runs the charge may grow.
+    settle   S += (cost - charged)/weight, up or down, exactly once.
+    free     its slots are free. In any order with settle.
+    forget   an idle node may be deleted when S + burst/weight <= min(vlast, V) - loose of its parent.
+             This is exact: V does not fall below the right side later. Tags of eligible children start
+             at V or have it in their credit, charges only add, true-ups take back no more than `loose`,
+             and without an eligible child V is vlast, which only grows. So at its return the node would
+             be lifted to V - burst/weight anyway, which is where a new one starts. A node in debt stays
+             until V has passed it.
+             A busy period ends when a group is idle: Goyal's V then goes to the largest tag, all are
+             equal, and what the children owe each other is forgotten. What the group owes its siblings
+             is not. With the root all state goes.
+             Bound: a group keeps 256 debtors and two more for each busy child. Beyond it those that owe
+             least are deleted, which forgives them S - V. Names that come once and never again do not
+             move V: without a bound they would stay for as long as anything is busy.
 
-Left out: refresh charging of requests that run past their estimate, orders within a leaf other than
-first come first served, prefix grouping.
+Invariants (`check`), and bounds that the tests prove
+    1. peek() is None exactly when every queued leaf is held by a cap or rate on its path.
+    2. Siblings that are eligible all the time: largest S - smallest S <= C_max + E. C_max is the largest
+       charge or cost / weight; E the sum of |cost - charge|/weight over what was open at a release. Each
+       release out of turn (`heads`) adds its slack.
+    3. Their service, from the start of a busy period on: |W_f/w_f - W_g/w_g| <= C_max + E, over any
+       interval 2 (C_max + E). For at the last release of f its tag was not above that of g, and since
+       then g can only have had more.
+    4. The books of a group are the sums of its children's; all end at zero.
+    5. Every eligible node is in its parent's order under its present tag, and no other is.
 
-Cost: O(depth * log fan-out) for each operation. Heap entries are never changed in place; a node's
-`version` tells its live entry from stale ones, and a heap is rebuilt when most of it is stale.
+A rate (`token_bucket`) belongs to the path of a node and holds for all classes together; caps, tags and
+debts are per class.
+
+Left out: the finish tags of weighted fair queueing (they need costs beforehand); preemption; a debt that
+outlasts a busy period; weights for requests.
+
+The modules: `node` (books, V, lift), `tree` (structure, who may go, forgetting), `leaf_order` (order
+within a leaf), `shedding` (who has the most waiting), `standing` (where a request stands, and why),
+`reconfiguration` (a new policy for what is there), `consistency` (the invariants), `sorted_blocks`.
 """
 
 from __future__ import annotations
 
-import heapq
-import math
-from collections.abc import Callable, Iterator
+from extproc.core import consistency, leaf_order, reconfiguration, standing
+from extproc.core.model import Order, Request
+from extproc.core.node import MAX_COST, Group, Leaf, Node, leave, place
+from extproc.core.shedding import Loads
+from extproc.core.sorted_blocks import FULL, insert
+from extproc.core.standing import Block, Place
+from extproc.core.token_bucket import Buckets
+from extproc.core.tree import Flows, Tree
 
-from extproc.core.model import Request, State
-
-_SLACK = 64  # stale heap entries that are not worth a rebuild
-_MAX_DEBTORS = 10_000  # idle tenants remembered for their debt; beyond it the smallest debts are forgiven
-
-
-class Node:
-    """A tenant (leaf) or a group of tenants. Fields are as in the module's docstring."""
-
-    __slots__ = (
-        "burst",
-        "cap",
-        "children",
-        "dead",
-        "debtors",
-        "fifo",
-        "heap",
-        "in_flight",
-        "key",
-        "name",
-        "open",
-        "parent",
-        "queued",
-        "seq",
-        "tag",
-        "version",
-        "vlast",
-        "weight",
-    )  # fmt: skip
-
-    def __init__(self, name: str, parent: Node | None, seq: int, weight: float, cap: int | None, burst: float) -> None:
-        if not (weight > 0 and math.isfinite(weight)):
-            raise ValueError(f"weight of {name!r} must be a positive number, not {weight!r}")
-        self.name = name
-        self.parent = parent
-        self.seq = seq
-        self.weight = weight
-        self.cap = cap
-        self.burst = burst
-        self.tag = 0.0
-        self.vlast = 0.0
-        self.queued = 0  # requests
-        self.in_flight = 0  # slots
-        self.open = 0  # requests released whose cost is not final
-        self.version = 0
-        self.key: tuple[float, int] | None = None  # of the live entry in the parent's heap
-        self.heap: list[tuple[float, int, int, int, Node]] = []  # (tag, in flight, seq, version, child)
-        self.debtors: list[tuple[float, int, Node]] = []  # idle children in debt, by tag
-        self.children: dict[str, Node] = {}
-        self.fifo: list[tuple[float, int, Request]] = []  # leaf only: (arrival, seq, request)
-        self.dead = 0  # entries of `fifo` that are no longer queued
-
-    def eligible(self) -> bool:
-        if self.queued == 0 or (self.cap is not None and self.in_flight >= self.cap):
-            return False
-        return not self.children or self.first() is not None
-
-    def first(self) -> Node | None:
-        """Eligible child with the smallest tag; ties go to the one with fewer slots in flight."""
-        heap = self.heap
-        while heap and heap[0][4].version != heap[0][3]:
-            heapq.heappop(heap)
-        return heap[0][4] if heap else None
-
-    def virtual_time(self) -> float:
-        child = self.first()
-        return child.tag if child is not None else self.vlast
-
-    def path(self) -> Iterator[Node]:
-        """This node and its ancestors, without the root."""
-        node = self
-        while node.parent is not None:
-            yield node
-            node = node.parent
+__all__ = ["Block", "Buckets", "FairQueue", "Flows", "Place"]
 
 
-class FairQueue:
-    """Requests of one (pool, class), in fair order over tenants."""
+class FairQueue(Tree):
+    """Requests of one (pool, class), in fair order over tenants.
 
-    def __init__(self, policy: Callable[[str], tuple[float, int | None]]) -> None:
-        """`policy(tenant)` gives (weight, cap on slots in flight) of a tenant seen for the first time."""
-        self._policy = policy
-        self._root = Node("", None, 0, 1.0, None, 0.0)
-        self._seq = 0
+    `now` is in seconds and the same clock everywhere. Costs are in cost units, see `model.Unit`. What an
+    operation asks of its request: `put` one that is not queued, `pop` and `remove` a queued one, the others
+    one that was popped; else ValueError. So for a cost that is negative, NaN or absurd; nothing has been
+    changed then."""
+
+    def __init__(self, flows: Flows, order: Order = Order.FIFO, buckets: Buckets | None = None) -> None:
+        """`buckets` are shared by the queues of all classes of a pool; None: its own."""
+        super().__init__(flows, buckets)
+        self._order = order
 
     def __len__(self) -> int:
+        """Requests queued."""
         return self._root.queued
 
     @property
@@ -131,193 +106,317 @@ class FairQueue:
         return self._root.in_flight
 
     @property
-    def size(self) -> int:
-        """Tenants that have state here."""
-        return len(self._root.children)
+    def queued_bytes(self) -> int:
+        return self._root.queued_bytes
 
-    def leaves(self) -> Iterator[Node]:
-        return iter(self._root.children.values())
+    @property
+    def queued_tokens(self) -> float:
+        return self._root.queued_tokens
 
-    def leaf(self, tenant: str) -> Node | None:
-        return self._root.children.get(tenant)
+    @property
+    def queued_cost(self) -> float:
+        """Estimated cost of all that is queued."""
+        return self._root.queued_cost
 
-    def queued(self, tenant: str) -> int:
-        leaf = self._root.children.get(tenant)
-        return 0 if leaf is None else leaf.queued
+    # -- the operations of the paper: loops over the path are written out, they are the hot path -----
 
-    # -- the operations of the paper -------------------------------------------------------------
-
-    def put(self, request: Request) -> None:
-        leaf = self._leaf(request.tenant)
-        heapq.heappush(leaf.fifo, (request.arrival, request.seq, request))
-        node: Node | None = leaf
-        for node in leaf.path():
-            if node.queued == 0:
-                self._lift(node)
+    def put(self, request: Request, now: float) -> None:
+        """Queue a request. Its `cost` is the estimate; `leaf` is set here."""
+        cost, tokens, size = request.cost, request.prompt_tokens + request.output_tokens, request.body_bytes
+        if not (0.0 <= cost <= MAX_COST and 0.0 <= tokens <= MAX_COST):
+            raise ValueError(f"estimates must be from 0 to {MAX_COST:g}: cost {cost!r}, tokens {tokens!r}")
+        if now > self._buckets.now or self._waking:
+            self.tell(now)
+        leaf = self._leaves.get(request.tenant)
+        if leaf is None:
+            leaf = self.grow(request.tenant)
+        if self._order is Order.FIFO:
+            key = (request.arrival, request.seq, request)
+            requests = leaf.requests
+            if not requests:
+                leaf.requests = [[key]]
+            elif key > requests[-1][-1] and len(requests[-1]) < FULL:
+                requests[-1].append(key)
+            else:
+                insert(requests, key)
+        else:
+            leaf_order.add(leaf.requests, request, self._order)
+        request.leaf = leaf
+        node: Node = leaf
+        parent = leaf.parent
+        while parent is not None:
+            if node.queued:
+                node.queued_cost += cost
+                node.queued_tokens += tokens
+            else:
+                self.revive(parent, node)
+                node.queued_cost = cost
+                node.queued_tokens = tokens
             node.queued += 1
-        self._root.queued += 1
-        self._reheap(leaf)
-
-    def peek(self) -> Request | None:
-        """The request that `pop` would give, or None when caps block all that is queued."""
-        node = self._root
-        while node.children:
-            child = node.first()
-            if child is None:
-                return None
-            node = child
-        return self._head(node) if node is not self._root else None
-
-    def pop(self, charge: float) -> Request | None:
-        """Take the next request in fair order and charge its path with `charge` cost units."""
-        request = self.peek()
-        if request is None:
-            return None
-        leaf = self._root.children[request.tenant]
-        heapq.heappop(leaf.fifo)
-        request.charged = charge
-        for node in leaf.path():
+            node.queued_bytes += size
+            if node.key is None:
+                self.admit(node)
+            if parent.loads is not None:
+                parent.loads.grown(node)
+            node = parent
             parent = node.parent
-            assert parent is not None  # noqa: S101 - path() leaves out the root
-            parent.vlast = max(parent.vlast, node.tag)
-            node.tag += charge / node.weight
-            node.queued -= 1
-            node.in_flight += request.slots
+        node.queued += 1
+        node.queued_cost += cost
+        node.queued_tokens += tokens
+        node.queued_bytes += size
+
+    def peek(self, now: float) -> Request | None:
+        """The request whose turn it is; None: nothing is queued, or caps and rates hold all of it."""
+        if now > self._buckets.now or self._waking:
+            self.tell(now)
+        node: Node | None = self._root
+        while isinstance(node, Group):
+            node = node.first()
+        return leaf_order.first(node.requests, self._order, now) if isinstance(node, Leaf) else None
+
+    def heads(self, now: float, slack: float, most: int = 32) -> list[Request]:
+        """Next requests of the leaves that are within `slack` (cost/weight) of their turn at each level of
+        the tree, at most `most`, in fair order; the first is that of `peek`."""
+        self.tell(now)
+        found: list[Request] = []
+        standing.heads(self._root, self._order, now, slack, most, found)
+        return found
+
+    def pop(self, request: Request, charge: float, now: float) -> None:
+        """Take a request that `peek` or `heads` has just given and charge its path."""
+        if not 0.0 <= charge <= MAX_COST:
+            raise ValueError(f"charge must be from 0 to {MAX_COST:g} cost units, not {charge!r}")
+        if now > self._buckets.now or self._waking:
+            self.tell(now)
+        leaf = request.leaf
+        if not isinstance(leaf, Leaf):
+            raise ValueError(f"it is in no queue: {request.story()}")
+        block = leaf.requests[0] if leaf.requests else []
+        if block and block[0][2] is request:
+            del block[0]
+            if not block:
+                del leaf.requests[0]
+        else:
+            leaf_order.discard(leaf.requests, request, self._order)
+        request.charged = charge
+        cost, tokens, size = request.cost, request.prompt_tokens + request.output_tokens, request.body_bytes
+        slots = request.slots
+        rated = False
+        node: Node = leaf
+        parent = leaf.parent
+        while parent is not None:
+            step = charge / node.weight
+            reached = node.tag
+            node.tag = reached + step
+            if node.credit:
+                reached += node.credit
+                node.credit = node.credit - step if node.credit > step else 0.0
+            if reached > parent.vlast:
+                parent.vlast = reached
+            node.turn = step
+            parent.loose += step
+            node.owed += charge
             node.open += 1
-        self._root.queued -= 1
-        self._root.in_flight += request.slots
-        self._reheap(leaf)
-        self._forget_debtors(self._root)
-        return request
+            node.in_flight += slots
+            queued = node.queued = node.queued - 1
+            if queued:
+                node.queued_cost -= cost
+                node.queued_tokens -= tokens
+            else:
+                node.queued_cost = node.queued_tokens = 0.0
+            node.queued_bytes -= size
+            if node.bucket is not None:
+                rated = True
+            if node.key is not None:
+                cap = node.cap
+                if queued and (cap is None or node.in_flight < cap) and (node is leaf or node.order):  # type: ignore[attr-defined]
+                    place(parent, node)
+                else:
+                    leave(parent, node)
+            if parent.debtors and parent.debtors[0][0][0] <= parent.vlast:
+                self.forgive(parent, parent.settled_time())
+            node = parent
+            parent = node.parent
+        node.open += 1
+        node.in_flight += slots
+        node.queued -= 1
+        node.queued_cost = node.queued_cost - cost if node.queued else 0.0
+        node.queued_tokens = node.queued_tokens - tokens if node.queued else 0.0
+        node.queued_bytes -= size
+        if rated:
+            self._take(leaf, charge)
+        if node.queued == 0:
+            self._drop_loads()
 
     def remove(self, request: Request) -> None:
-        """A queued request leaves without being served. Its entry is dropped later."""
-        leaf = self._root.children[request.tenant]
-        leaf.dead += 1
-        for node in leaf.path():
+        """A queued request leaves without being served."""
+        leaf = _leaf_of(request)
+        leaf_order.discard(leaf.requests, request, self._order)
+        request.leaf = None
+        cost, tokens, size = request.cost, request.prompt_tokens + request.output_tokens, request.body_bytes
+        node: Node | None = leaf
+        while node is not None:
             node.queued -= 1
-        self._root.queued -= 1
-        if leaf.dead > _SLACK + leaf.queued:
-            leaf.fifo = [entry for entry in leaf.fifo if entry[2].state is State.QUEUED and entry[2] is not request]
-            heapq.heapify(leaf.fifo)
-            leaf.dead = 0
-        self._reheap(leaf)
-        self._maybe_forget(leaf)
+            node.queued_cost = node.queued_cost - cost if node.queued else 0.0
+            node.queued_tokens = node.queued_tokens - tokens if node.queued else 0.0
+            node.queued_bytes -= size
+            parent = node.parent
+            gone = node.queued == 0 or (isinstance(node, Group) and not node.order)
+            if parent is not None and gone:
+                leave(parent, node)
+            node = parent
+        if leaf.idle:
+            self.retire(leaf)
+        if self._root.queued == 0:
+            self._drop_loads()
 
     def free(self, request: Request) -> None:
         """The slots of a released request are free again."""
-        leaf = self._root.children[request.tenant]
-        for node in leaf.path():
-            node.in_flight -= request.slots
-        self._root.in_flight -= request.slots
-        self._reheap(leaf)
-        self._maybe_forget(leaf)
+        leaf, slots = request.leaf, request.slots
+        if not isinstance(leaf, Leaf) or leaf.in_flight < slots:
+            raise ValueError(f"it is in no queue, or its slots are free: {request.story()}")
+        node: Node = leaf
+        parent = leaf.parent
+        while parent is not None:
+            node.in_flight -= slots
+            key = node.key
+            if key is None:
+                if node.queued:
+                    self.admit(node)
+            elif key[1] > node.in_flight:
+                place(parent, node, node.in_flight)
+            node = parent
+            parent = node.parent
+        node.in_flight -= slots
+        if not (leaf.queued or leaf.in_flight or leaf.open):
+            self.retire(leaf)
+
+    def refresh(self, request: Request, cost: float) -> None:
+        """A released request has cost `cost` by now, more than it was charged. Less is left to `settle`."""
+        if not 0.0 <= cost <= MAX_COST:
+            raise ValueError(f"cost must be from 0 to {MAX_COST:g} cost units, not {cost!r}")
+        leaf = _leaf_of(request)
+        more = cost - request.charged
+        if more <= 0.0:
+            return
+        if leaf.open == 0 or request.settled:
+            raise ValueError(f"its cost is final: {request.story()}")
+        request.charged = cost
+        node: Node = leaf
+        parent = leaf.parent
+        while parent is not None:
+            step = more / node.weight
+            node.owed += more
+            parent.loose += step
+            node.tag += step
+            node.credit = max(0.0, node.credit - step)
+            if node.key is not None:
+                place(parent, node)
+            node = parent
+            parent = node.parent
+        self._take(leaf, more)
 
     def settle(self, request: Request, cost: float) -> None:
         """True the charge of a released request up, or down, to `cost`. Once."""
-        leaf = self._root.children[request.tenant]
-        delta = cost - request.charged
+        if not 0.0 <= cost <= MAX_COST:
+            raise ValueError(f"cost must be from 0 to {MAX_COST:g} cost units, not {cost!r}")
+        leaf = request.leaf
+        if not isinstance(leaf, Leaf) or leaf.open == 0 or request.settled:
+            raise ValueError(f"it is in no queue, or its cost is final: {request.story()}")
+        charged = request.charged
+        more = cost - charged
         request.charged = cost
-        for node in leaf.path():
-            node.tag += delta / node.weight
-            node.open -= 1
-        self._reheap(leaf)
-        self._maybe_forget(leaf)
-
-    # -- inside -----------------------------------------------------------------------------------
-
-    def _leaf(self, tenant: str) -> Node:
-        leaf = self._root.children.get(tenant)
-        if leaf is None:
-            weight, cap = self._policy(tenant)
-            self._seq += 1
-            leaf = Node(tenant, self._root, self._seq, weight, cap, burst=0.0)
-            self._root.children[tenant] = leaf
-        return leaf
-
-    def _lift(self, node: Node) -> None:
-        parent = node.parent
-        assert parent is not None  # noqa: S101 - path() leaves out the root
-        node.tag = max(node.tag, parent.virtual_time() - node.burst / node.weight)
-
-    @staticmethod
-    def _head(leaf: Node) -> Request | None:
-        fifo = leaf.fifo
-        while fifo and fifo[0][2].state is not State.QUEUED:
-            heapq.heappop(fifo)
-            leaf.dead -= 1
-        return fifo[0][2] if fifo else None
-
-    @staticmethod
-    def _reheap(node: Node) -> None:
-        """Bring the entries of a node and its ancestors up to date after any change."""
-        for child in node.path():
-            parent = child.parent
-            assert parent is not None  # noqa: S101 - path() leaves out the root
-            key = (child.tag, child.in_flight) if child.eligible() else None
-            if key == child.key:
-                continue
-            child.version += 1
-            child.key = key
-            if key is not None:
-                heapq.heappush(parent.heap, (*key, child.seq, child.version, child))
-            if len(parent.heap) > _SLACK + 2 * len(parent.children):
-                parent.heap = [entry for entry in parent.heap if entry[4].version == entry[3]]
-                heapq.heapify(parent.heap)
-
-    def _maybe_forget(self, leaf: Node) -> None:
-        """Delete an idle leaf out of debt; note one in debt, to look again when V has passed it."""
+        rated = False
+        node: Node = leaf
         parent = leaf.parent
-        if parent is None or leaf.queued or leaf.in_flight or leaf.open:
-            return
-        if leaf.tag <= self._settled_time(parent) - leaf.burst / leaf.weight:
-            parent.children.pop(leaf.name, None)
-            leaf.version += 1
-        else:
-            self._seq += 1
-            heapq.heappush(parent.debtors, (leaf.tag, self._seq, leaf))
-            if len(parent.debtors) > _SLACK + 2 * len(parent.children):
-                live = {entry[2].name: entry for entry in parent.debtors if self._is_debt(entry[0], entry[2])}
-                parent.debtors = list(live.values())
-                heapq.heapify(parent.debtors)
-            self._forget_debtors(parent)
-        if not parent.children:
-            # Nobody is left to be fair to: start over, so that tags stay small and exact.
-            parent.vlast = 0.0
-            parent.heap.clear()
-            parent.debtors.clear()
+        while parent is not None:
+            weight = node.weight
+            still_open = node.open = node.open - 1
+            node.owed = node.owed - charged if still_open else 0.0
+            loose = parent.loose - charged / weight
+            parent.loose = loose if loose > 0.0 and parent.open > 1 else 0.0
+            if more:
+                node.tag += more / weight
+                if node.credit and more > 0.0:
+                    node.credit = max(0.0, node.credit - more / weight)
+                if node.key is not None:
+                    place(parent, node)
+                if node.bucket is not None:
+                    rated = True
+            node = parent
+            parent = node.parent
+        node.open -= 1
+        if rated:
+            self._take(leaf, more)
+        if not (leaf.queued or leaf.in_flight or leaf.open):
+            self.retire(leaf)
 
-    def _forget_debtors(self, parent: Node) -> None:
-        now = self._settled_time(parent)
-        while parent.debtors and (parent.debtors[0][0] <= now or len(parent.debtors) > _MAX_DEBTORS):
-            tag, _, leaf = heapq.heappop(parent.debtors)
-            if self._is_debt(tag, leaf):
-                del parent.children[leaf.name]
-                leaf.version += 1
+    def _take(self, leaf: Leaf, amount: float) -> None:
+        """From the buckets on its path."""
+        node: Node | None = leaf
+        while node is not None:
+            if node.bucket is not None:
+                self._buckets.take(node.bucket, amount)
+            node = node.parent
 
-    @staticmethod
-    def _is_debt(tag: float, leaf: Node) -> bool:
-        """Whether an entry of `debtors` is live: its leaf is known and idle, and owes just this."""
-        idle = not (leaf.queued or leaf.in_flight or leaf.open)
-        return idle and leaf.tag == tag and leaf.parent is not None and leaf.parent.children.get(leaf.name) is leaf
+    # -- shedding -----------------------------------------------------------------------------------
 
-    @staticmethod
-    def _settled_time(parent: Node) -> float:
-        """A virtual time that a later refund to a sibling can hardly take back."""
-        return min(parent.vlast, parent.virtual_time())
+    def heaviest(self) -> Request | None:
+        """The newest request of the heaviest flow, see `shedding`; with `Order.DEADLINE` its least urgent."""
+        node: Node = self._root
+        if node.queued == 0:
+            return None
+        while isinstance(node, Group):
+            if node.loads is None:
+                node.loads = Loads(node.children.values())
+            child = node.loads.heaviest()
+            if child is None:
+                return None
+            node = child
+        return node.requests[-1][-1][2] if isinstance(node, Leaf) else None
+
+    def _drop_loads(self) -> None:
+        if self._root.loads is not None:
+            for group in self.groups():
+                group.loads = None
+
+    # -- where a request stands; see `standing` -------------------------------------------------------
+
+    def blocked(self, request: Request, now: float) -> Block | None:
+        """The nearest node on a queued request's path that a cap or a rate holds; None: nothing does."""
+        self.tell(now)
+        return standing.blocked(_leaf_of(request), now)
+
+    def place(self, request: Request) -> Place:
+        """Of a queued request in its flow, and of its flow among the others."""
+        return standing.place(_leaf_of(request), request, self._order, self._buckets.now)
+
+    def cost_ahead(self, request: Request) -> float:
+        """Estimated cost that goes before a queued request, itself left out. O(siblings + its flow)."""
+        return standing.cost_ahead(_leaf_of(request), request, self._order, self._buckets.now)
+
+    def over_limit(self, tenant: str, tokens: float) -> Block | None:
+        """The first limit on what may wait (`max_queued`, `max_queued_tokens`), from the tenant's own node
+        upwards, that one more request of `tokens` would pass. `max_queued_bytes` holds for all classes of
+        the pool together, so it is the caller's."""
+        return standing.over_limit(self._root, self.flows, tenant, tokens)
+
+    # -- policy and books -----------------------------------------------------------------------------
+
+    def reconfigure(self, flows: Flows, order: Order, now: float) -> None:
+        """Another policy from now on, also for what is there, see `reconfiguration`. Raises ValueError, and
+        changes nothing, where it is none."""
+        self.tell(now)
+        reconfiguration.reconfigure(self, flows, self._order, order)
+        self._order = order
 
     def check(self) -> None:
-        """Raise AssertionError where an invariant does not hold. O(tenants + queued); for tests."""
-        for name in ("queued", "in_flight", "open"):
-            total = sum(getattr(leaf, name) for leaf in self.leaves())
-            if name != "open" and total != getattr(self._root, name):
-                raise AssertionError(f"{name}: leaves {total}, root {getattr(self._root, name)}")
-        for leaf in self.leaves():
-            live = sum(entry[2].state is State.QUEUED for entry in leaf.fifo)
-            if live != leaf.queued or len(leaf.fifo) - live != leaf.dead:
-                raise AssertionError(f"{leaf.name}: {live} live of {len(leaf.fifo)}, counted {leaf.queued}+{leaf.dead}")
-            if min(leaf.queued, leaf.in_flight, leaf.open) < 0 or not math.isfinite(leaf.tag):
-                raise AssertionError(f"{leaf.name}: queued {leaf.queued}, in flight {leaf.in_flight}, tag {leaf.tag}")
-        blocked = all(leaf.queued == 0 or not leaf.eligible() for leaf in self.leaves())
-        if (self.peek() is None) != blocked:
-            raise AssertionError("peek() is None must hold exactly when every queued leaf is blocked")
+        """Raise AssertionError where an invariant does not hold. O(all); for tests."""
+        consistency.check(self, self._order)
+
+
+def _leaf_of(request: Request) -> Leaf:
+    leaf = request.leaf
+    if isinstance(leaf, Leaf):
+        return leaf
+    raise ValueError(f"it is in no queue: {request.story()}")

@@ -6,15 +6,18 @@ tokens (see `CostWeights`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
+from typing import Any
 
-# Nothing real is longer; what an engine or a client claims beyond it is clamped, so that one absurd
-# figure cannot poison the order of everybody.
+# Nothing real is so long. What a client claims beyond it is clamped, and an engine's count from it on is none, so
+# that one absurd figure cannot poison the order of everybody, or keep its tenant back for a day.
 MAX_TOKENS = 10_000_000
 MAX_SLOTS = 128
+MAX_DEPTH = 5  # levels of the tree of tenants
 
 
 class State(Enum):
@@ -22,24 +25,30 @@ class State(Enum):
 
     QUEUED = "queued"
     RELEASED = "released"  # it has a permit: it counts inside an endpoint
+    RUNNING = "running"  # as RELEASED, and its first token has been seen
     ENDED = "ended"  # its slot is free, its tokens are not known yet
     SETTLED = "settled"  # its slot is free and its cost is final
     CANCELLED = "cancelled"  # the client left while it was held
     EXPIRED = "expired"  # it waited longer than its timeout
     REJECTED = "rejected"  # refused at the door
+    SHED = "shed"  # refused after it had waited: its place went to somebody who had less
 
 
 MOVES: Mapping[State, frozenset[State]] = MappingProxyType(
     {
-        State.QUEUED: frozenset({State.RELEASED, State.CANCELLED, State.EXPIRED, State.REJECTED}),
-        State.RELEASED: frozenset({State.ENDED, State.SETTLED}),
+        State.QUEUED: frozenset({State.RELEASED, State.CANCELLED, State.EXPIRED, State.REJECTED, State.SHED}),
+        State.RELEASED: frozenset({State.RUNNING, State.ENDED, State.SETTLED}),
+        State.RUNNING: frozenset({State.ENDED, State.SETTLED}),
         State.ENDED: frozenset({State.SETTLED}),
         State.SETTLED: frozenset(),
         State.CANCELLED: frozenset(),
         State.EXPIRED: frozenset(),
         State.REJECTED: frozenset(),
+        State.SHED: frozenset(),
     }
 )
+
+INSIDE = frozenset({State.RELEASED, State.RUNNING})  # it holds its slots
 
 
 class InvalidMoveError(Exception):
@@ -68,6 +77,61 @@ class Sample:
     generation_tokens: float | None  # cumulative
     prompt_tokens: float | None  # cumulative
     started: float  # clock time at which the scrape was sent
+    ttft_sum: float | None = None  # seconds to the first token, cumulative
+    ttft_count: float | None = None  # requests in `ttft_sum`, cumulative
+    kv_capacity_tokens: int | None = None  # tokens that fit into the KV cache of all its engines
+
+
+class Unit(Enum):
+    """What service is measured in, and so what is shared fairly."""
+
+    TOKENS = "tokens"  # weighted tokens, see `CostWeights`; the weights may be prices
+    REQUESTS = "requests"  # each request costs 1: round robin
+    TIME = "time"  # seconds in the engine, times slots
+
+
+class Order(Enum):
+    """Which request of one flow goes first. Fairness between flows is untouched."""
+
+    FIFO = "fifo"
+    SHORTEST_FIRST = "shortest_first"  # of the first 8 the one with the least cost, aged
+    DEADLINE = "deadline"  # the one whose timeout is next
+
+
+class Overflow(Enum):
+    """Who is refused when a class or the pool is full."""
+
+    SHED_HEAVIEST = "shed_heaviest"  # the newest request of the flow with the most waiting, lowest class first
+    REJECT_NEWEST = "reject_newest"  # the newcomer
+
+
+class Controller(Enum):
+    """Which rule opens and closes a release window, see `extproc.core.windows`."""
+
+    ADAPTIVE = "adaptive"  # slots, inter-token latency by Little's law, KV reckoned ahead
+    FIRST = "first"  # slots and AIMD on latency; a baseline
+    THRESHOLD = "threshold"  # send while the page shows fewer than `threshold` waiting; a baseline
+    FIXED = "fixed"  # `fixed` requests, whatever the page shows; a baseline
+
+
+class Outage(Enum):
+    """What a window does when its endpoint's page cannot be read for half a minute."""
+
+    DEGRADE = "degrade"  # go on with less, clocked by completions
+    HOLD = "hold"  # release nothing
+    OPEN = "open"  # go on as with a fresh page
+
+
+@dataclass(frozen=True, slots=True)
+class Gates:
+    """Thresholds on an endpoint's own signals, beyond which a class releases nothing to it. None: no gate.
+
+    A signal that is not known, or not fresh, closes nothing: an idle engine must open."""
+
+    max_waiting: int | None = None  # requests in the engine's queue; closed at the threshold and above
+    max_tpot_s: float | None = None  # seconds per output token; closed above
+    max_kv_usage: float | None = None  # 0..1; closed above
+    max_ttft_s: float | None = None  # seconds to the first token, of the last page; closed above
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +160,31 @@ class ClassPolicy:
     max_queued: int  # requests
     max_in_flight: int | None = None  # engine slots that this class may hold in the pool
     min_share: float = 0.0  # 0..1 of the dispatched cost, even while higher classes wait
+    max_queued_bytes: int | None = None
+    max_queued_tokens: int | None = None  # estimated, prompt and output
+    overflow: Overflow = Overflow.SHED_HEAVIEST
+    order: Order = Order.FIFO
+    promote_after_s: float | None = None  # a request that has waited longer counts one class up
+    headroom: float | None = None  # 0..1; a request of a higher class finds no slot with at most this probability
+    idle_only: bool = False  # go only where nothing waits in the engine's own queue
+    gates: Gates = Gates()
+    fail_fast: bool = False  # refuse at the door what would wait longer than its timeout
 
 
 @dataclass(frozen=True, slots=True)
 class TenantPolicy:
-    """What a tenant may do. Applies in each class."""
+    """What a node of the tree (an organisation, a team, a tenant) may do. Applies in each class, but
+    for `rate` and `max_queued_bytes`, which hold for all classes together."""
 
-    weight: float = 1.0
+    weight: float = 1.0  # share among its siblings
     max_queued: int = 1_000  # requests
-    max_queued_bytes: int = 512 * 1024**2  # in all classes together
+    max_queued_bytes: int = 512 * 1024**2
     max_in_flight: int | None = None  # engine slots
+    max_queued_tokens: int | None = None  # estimated, prompt and output
+    burst: float = 0.0  # cost that may be saved up while nothing waits
+    rate: float | None = None  # cost units a second; beyond it requests wait
+    rate_burst: float = 0.0  # cost units that may be used at once before `rate` holds
+    parent: str | None = None  # path of the node that it hangs under, in place of its name's own prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +200,11 @@ class WindowPolicy:
     scrape_interval_s: float = 0.25
     idle_scrape_interval_s: float = 2.0  # while nothing is held or inside
     first_scrape_grace_s: float = 2.0  # nothing is released before the first reading or this
+    controller: Controller = Controller.ADAPTIVE
+    outage: Outage = Outage.DEGRADE
+    max_num_seqs: int | None = None  # slots of the engine, where known: no engine shows them
+    threshold: int = 3  # of Controller.THRESHOLD: requests waiting
+    fixed: int = 32  # of Controller.FIXED: requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +220,41 @@ class PoolPolicy:
     max_queued: int = 20_000  # requests
     max_queued_bytes: int = 2 * 1024**3  # the bodies lie in Envoy's memory while they wait
     usage_grace_s: float = 5.0  # how long after the end of a stream its token count may come
-    priority_gap: int = 1_000  # requests of one tenant told apart inside one class
+    priority_steps: int = 4  # requests of one tenant that the engine tells apart, see `priority`
+    unit: Unit = Unit.TOKENS
+    separator: str | None = None  # parts "org/team/user" into levels; None: names are taken whole
+    promote_every: int = 8  # dispatches for each promotion at most, so that ageing cannot turn the order round
+    prefix_slack: float = 0.0  # cost by which a tenant may be passed for a warm prefix; 0: no grouping
 
     def tenant(self, name: str) -> TenantPolicy:
-        return self.tenants.get(name, self.default_tenant)
+        """Of a node by its path, e.g. "acme/ml/alice": its own, else that of "acme/ml/*", else the default."""
+        found = self.tenants.get(name)
+        if found is None and self.separator is not None:
+            parent, separator, _ = name.rpartition(self.separator)
+            found = self.tenants.get(parent + separator + "*") if separator else None
+        return found or self.default_tenant
+
+    def path(self, tenant: str) -> tuple[str, ...]:
+        """Paths of the nodes from the top level down to the tenant itself, `MAX_DEPTH` of them at most: of a longer
+        one the levels in the middle are left out. Raises ValueError where parents run in a circle."""
+        path = [tenant]
+        while (above := self._above(path[-1])) is not None:
+            if above in path:
+                raise ValueError(f"the parents of {tenant!r} run in a circle: {' -> '.join([*path, above])}")
+            path.append(above)
+        path.reverse()
+        return tuple(path) if len(path) <= MAX_DEPTH else (*path[: MAX_DEPTH - 1], tenant)
+
+    def _above(self, name: str) -> str | None:
+        """Path of the node that a node hangs under; None: it is at the top level."""
+        own = self.tenants.get(name)
+        if own is not None and own.parent is not None:
+            return own.parent
+        separator = self.separator
+        if separator is None or separator not in name:
+            return None
+        # Not one level at a time: clients make names with thousands of them.
+        return separator.join(name.split(separator, MAX_DEPTH - 1)[:-1]) or None
 
 
 @dataclass(slots=True, eq=False)
@@ -157,12 +272,19 @@ class Request:
     max_output: int | None  # tokens
     slots: int  # engine slots that it takes: n choices run as n sequences
     deadline: float
+    cost: float = 0.0  # estimate, set before it is queued
+    timeout_s: float = math.inf  # as the client asked; the class's may be shorter
+    prefix: tuple[int, ...] = ()  # chained hashes of the prompt's beginnings, shortest first
+    path: tuple[str, ...] = ()  # of the nodes in the tree of tenants that it counts for, see `PoolPolicy.path`
+    leaf: Any = None  # its place in the fair queue; the queue's own
     state: State = State.QUEUED
     charged: float = 0.0  # cost charged so far
     endpoint: str | None = None
     guest: int = 0  # turn of the endpoint's guests that it belongs to, see `Window.take`; 0: none
+    share_turn: int = 0  # turn of its class's `min_share` that it was charged in, see `ClassQueue.served`
     released_at: float = 0.0
     ended_at: float | None = None
+    first_token_at: float | None = None
     settled: bool = False  # its cost is final, whether or not its stream has ended
 
     def move(self, to: State) -> None:

@@ -15,6 +15,8 @@ class Reason(Enum):
 
     QUEUE_FULL = ("queue_full", 429, "rate_limit_error", True, "the pool's or the class's queue is full")
     TENANT_LIMIT = ("tenant_limit", 429, "rate_limit_error", True, "the tenant has too many requests waiting")
+    RATE_LIMIT = ("rate_limit", 429, "rate_limit_error", True, "the tenant's rate is used up for longer than it waits")
+    SHED = ("shed", 429, "rate_limit_error", True, "the queue is full and the tenant has the most waiting")
     QUEUE_TIMEOUT = ("queue_timeout", 503, "service_unavailable", True, "waited longer than the class allows")
     NO_CAPACITY = ("no_capacity", 503, "service_unavailable", True, "no endpoint of the pool answers")
     BODY_TOO_LARGE = ("body_too_large", 413, "invalid_request_error", False, "the body is larger than allowed")

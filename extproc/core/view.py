@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from extproc.core.scheduler import Scheduler
-from extproc.core.window import WindowView
+from extproc.core.windows import WindowView
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,7 @@ class ClassView:
     queued: int  # requests
     in_flight: int  # slots
     tenants: int  # with state
+    retired: bool = False  # no longer configured: it drains
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class PoolView:
     releases_per_s: float
     classes: tuple[ClassView, ...]
     endpoints: tuple[WindowView, ...]
+    counts: Mapping[str, int] = field(default_factory=dict)  # of what cannot be, and was clamped or dropped, by kind
 
 
 def view(scheduler: Scheduler, now: float) -> PoolView:
@@ -51,17 +54,22 @@ def view(scheduler: Scheduler, now: float) -> PoolView:
         known=len(scheduler.requests),
         releases_per_s=scheduler.drain.per_second(now),
         classes=tuple(
-            ClassView(c.policy.name, c.policy.rank, len(c.queue), c.queue.in_flight, c.queue.size)
+            ClassView(c.policy.name, c.policy.rank, len(c.queue), c.queue.in_flight, c.queue.size, c.retired)
             for c in scheduler.classes
         ),
         endpoints=tuple(w.view(now) for w in scheduler.windows.values()),
+        counts={
+            "usage": scheduler.counts["absurd_usage"],
+            "time": scheduler.counts["time_went_backwards"],
+            "page": sum(w.absurd for w in scheduler.windows.values()),
+        },
     )
 
 
 def flows(scheduler: Scheduler, most: int) -> list[FlowView]:
     """The `most` longest flows, longest first. O(flows)."""
     rows = [
-        FlowView(leaf.name, c.policy.name, leaf.queued, leaf.in_flight, leaf.tag, leaf.weight)
+        FlowView(leaf.tenant, c.policy.name, leaf.queued, leaf.in_flight, leaf.tag, leaf.weight)
         for c in scheduler.classes
         for leaf in c.queue.leaves()
     ]

@@ -14,9 +14,11 @@ import structlog
 
 from extproc.core.events import (
     Arrive,
+    Effect,
     End,
     EndpointAdded,
     Event,
+    Reconfigure,
     Refuse,
     Release,
     Scraped,
@@ -27,7 +29,7 @@ from extproc.core.events import (
 )
 from extproc.core.model import PoolPolicy, Sample, State
 from extproc.core.scheduler import Scheduler
-from extproc.edge.recorder import Recorder
+from extproc.edge.recorder import Recorder, Tape
 
 log = structlog.get_logger()
 
@@ -43,9 +45,18 @@ class VerdictLostError(Exception):
 class PoolDriver:
     """One pool. Raises nothing but what the scheduler raises for a fault of its own."""
 
-    def __init__(self, policy: PoolPolicy, endpoints: list[str], loop: asyncio.AbstractEventLoop, recorder: Recorder):
+    def __init__(
+        self,
+        policy: PoolPolicy,
+        endpoints: list[str],
+        loop: asyncio.AbstractEventLoop,
+        recorder: Recorder,
+        tape: Tape | None = None,
+    ):
+        """`tape`: writes down all that happens; None: nobody does."""
         self.name = policy.name
         self.scheduler = Scheduler(policy)
+        self._tape = tape
         self._loop = loop
         self._recorder = recorder
         self._waiters: dict[str, asyncio.Future[Verdict]] = {}
@@ -116,9 +127,16 @@ class PoolDriver:
     def scrape_failed(self, endpoint: str, refused: bool) -> None:
         self._apply_safely(ScrapeFailed(endpoint, refused))
 
+    def reconfigure(self, policy: PoolPolicy) -> None:
+        """The pool goes on by another policy, with all that waits and runs. Raises ValueError, and changes nothing,
+        where that cannot be."""
+        self._apply(Reconfigure(policy))
+
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if self._tape is not None:
+            self._tape.close()
 
     # -- inside -----------------------------------------------------------------------------------
 
@@ -142,7 +160,7 @@ class PoolDriver:
                     waiter.set_exception(VerdictLostError(name))
 
     def _apply(self, event: Event) -> None:
-        effects = self.scheduler.apply(event, self.now())
+        effects = self._taped(event) if self._tape is not None else self.scheduler.apply(event, self.now())
         for effect in effects:
             if isinstance(effect, Release):
                 log.debug("released", ticket=effect.id, tenant=effect.tenant, endpoint=effect.endpoint)
@@ -153,6 +171,17 @@ class PoolDriver:
         if effects:
             self._recorder.effects(self.name, effects)
         self._arm()
+
+    def _taped(self, event: Event) -> list[Effect]:
+        now, tape = self.now(), self._tape
+        assert tape is not None  # noqa: S101 - the caller has looked
+        try:
+            effects = self.scheduler.apply(event, now)
+        except Exception as error:
+            tape.write(event, now, (), raised=type(error).__name__)
+            raise
+        tape.write(event, now, effects)
+        return effects
 
     def _arm(self, pause_s: float = 0.0) -> None:
         due = self.scheduler.next_deadline()

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from extproc.core.events import Effect
+from extproc.core.events import Effect, Event
+
+
+class Tape(Protocol):
+    """Takes down what a pool's scheduler was told and what it said, for `fairlane replay`. Never raises."""
+
+    def write(self, event: Event, now: float, effects: Sequence[Effect], raised: str | None = None) -> None:
+        """`raised`: name of the exception, where the scheduler failed over the event."""
+
+    def close(self) -> None:
+        """Nothing more comes."""
 
 
 class Recorder(Protocol):

@@ -50,18 +50,18 @@ class Reading:
     sample: Sample
     names: Mapping[str, str]  # signal -> the sample name that gave it
     ignored: Mapping[str, int]  # signal -> values dropped because they cannot be true
-    kv_capacity_tokens: int | None  # over all engines behind the page; None: the engine does not tell
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Names per signal, newest first. `itl` has pairs (sum in seconds, count of tokens)."""
+    """Names per signal, newest first. `itl` and `ttft` have pairs (sum in seconds, count of tokens or requests)."""
 
     name: str
     running: tuple[str, ...]
     waiting: tuple[str, ...]
     kv_usage: tuple[str, ...] = ()
     itl: tuple[tuple[str, str], ...] = ()
+    ttft: tuple[tuple[str, str], ...] = ()
     preemptions: tuple[str, ...] = ()
     generation_tokens: tuple[str, ...] = ()
     prompt_tokens: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ class Dialect:
     sample_names: frozenset[str] = field(init=False)  # everything that `read` may look at
 
     def __post_init__(self) -> None:
-        plain = (self.running, self.waiting, self.kv_usage, *self.itl)
+        plain = (self.running, self.waiting, self.kv_usage, *self.itl, *self.ttft)
         cumulative = (self.preemptions, self.generation_tokens, self.prompt_tokens)
         names = {name for group in (*plain, *cumulative) for name in group}
         if self.cache_config is not None:
@@ -93,6 +93,7 @@ class Dialect:
             why = "cannot be true" if absent in tally.ignored else "is not on the page"
             raise MissingSignalError(f"{tally.names.get(absent, names[0])} {why}", MappingProxyType(tally.ignored))
         itl_sum, itl_count = tally.pair("itl", self.itl)
+        ttft_sum, ttft_count = tally.pair("ttft", self.ttft)
         sample = Sample(
             running=running,
             waiting=waiting,
@@ -103,12 +104,14 @@ class Dialect:
             generation_tokens=tally.total("generation_tokens", self.generation_tokens),
             prompt_tokens=tally.total("prompt_tokens", self.prompt_tokens),
             started=started,
+            ttft_sum=ttft_sum,
+            ttft_count=ttft_count,
+            kv_capacity_tokens=None if self.cache_config is None else _kv_capacity(page, self.cache_config),
         )
         return Reading(
             sample=sample,
             names=MappingProxyType(tally.names),
             ignored=MappingProxyType(tally.ignored),
-            kv_capacity_tokens=None if self.cache_config is None else _kv_capacity(page, self.cache_config),
         )
 
 
@@ -187,6 +190,7 @@ VLLM = Dialect(
         ("vllm:inter_token_latency_seconds_sum", "vllm:inter_token_latency_seconds_count"),  # since 0.11
         ("vllm:time_per_output_token_seconds_sum", "vllm:time_per_output_token_seconds_count"),
     ),
+    ttft=(("vllm:time_to_first_token_seconds_sum", "vllm:time_to_first_token_seconds_count"),),
     preemptions=("vllm:num_preemptions_total",),
     generation_tokens=("vllm:generation_tokens_total",),
     prompt_tokens=("vllm:prompt_tokens_total",),

@@ -243,7 +243,7 @@ class Scraper:
 
     def _succeeded(self, reading: Reading) -> None:
         self.last_success_at = self._clock()
-        self.kv_capacity_tokens = reading.kv_capacity_tokens
+        self.kv_capacity_tokens = reading.sample.kv_capacity_tokens
         if dict(reading.names) != dict(self.names):
             self._log.info("metric names in use", **reading.names)
             self.names = reading.names

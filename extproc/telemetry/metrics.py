@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from extproc.core.events import Effect, Refuse, Release, Settled
 from extproc.core.view import PoolView
-from extproc.core.window import Stance, WindowView
+from extproc.core.windows import Stance, WindowView
 
 _WAIT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
@@ -86,7 +86,7 @@ class Metrics:
             "fairlane_access_log_entries", "Access-log entries by what was made of them", ["kind"],
             registry=self.registry,
         )  # fmt: skip
-        for where in ("stream", "scheduler"):
+        for where in ("stream", "scheduler", "recording"):
             self._faults.labels(where)
         self.registry.register(self)
 
@@ -145,13 +145,20 @@ def _pool_metrics(pools: list[PoolView]) -> Iterable[Metric]:
     slots = GaugeMetricFamily("fairlane_class_in_flight", "Engine slots held", labels=["pool", "class"])
     flows = GaugeMetricFamily("fairlane_flows", "Tenants with state", labels=["pool", "class"])
     size = GaugeMetricFamily("fairlane_held_bytes", "Bodies of requests that wait", labels=["pool"])
+    absurd = CounterMetricFamily(
+        "fairlane_absurd_values",
+        "Claims of engines and clocks that cannot be, clamped or dropped",
+        labels=["pool", "kind"],
+    )
     for pool in pools:
         size.add_metric([pool.pool], pool.queued_bytes)
+        for kind, count in pool.counts.items():
+            absurd.add_metric([pool.pool, kind], count)
         for cls in pool.classes:
             held.add_metric([pool.pool, cls.name], cls.queued)
             slots.add_metric([pool.pool, cls.name], cls.in_flight)
             flows.add_metric([pool.pool, cls.name], cls.tenants)
-    yield from (held, slots, flows, size)
+    yield from (held, slots, flows, size, absurd)
 
     gauges: tuple[tuple[str, str, Callable[[WindowView], float | None]], ...] = (
         ("in_flight", "Engine slots held by requests of ours", lambda e: e.in_flight),

@@ -140,7 +140,7 @@ def test_an_unknown_key_is_told_with_what_was_meant(data: dict[str, Any], line: 
     [
         ({"endpoint": []}, "pools.0.endpoint: unknown key; did you mean endpoints?"),
         ({"window": {"max_tpto": "1s"}}, "pools.0.window.max_tpto: unknown key; did you mean max_tpot?"),
-        ({"cost": {"xyz": 1}}, "pools.0.cost.xyz: unknown key; known here: prompt, cached, output"),
+        ({"cost": {"xyz": 1}}, "pools.0.cost.xyz: unknown key; known here: unit, prompt, cached, output"),
     ],
 )
 def test_an_unknown_key_of_a_pool(pool: dict[str, Any], line: str) -> None:

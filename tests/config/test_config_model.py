@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from extproc.config.load import from_data
 from extproc.config.model import Tenant
 from extproc.config.units import split_host_port
-from extproc.core.model import ClassPolicy, CostWeights, TenantPolicy, WindowPolicy
+from extproc.core.model import ClassPolicy, CostWeights, Gates, Order, Overflow, TenantPolicy, WindowPolicy
 
 NAN, INF = float("nan"), float("inf")
 CLASS = {"rank": 0, "priority": 0}
@@ -372,18 +372,27 @@ def test_what_the_core_is_told() -> None:
         classes={
             "default": {
                 "rank": 4, "priority": 44, "queue_timeout": "9s", "max_waiting": 5, "max_queued": 6,
-                "max_in_flight": 7, "min_share": 0.25,
+                "max_in_flight": 7, "min_share": 0.25, "max_queued_bytes": "2KiB", "max_queued_tokens": 300,
+                "overflow": "reject_newest", "order": "deadline", "promote_after": "20s", "headroom": 0.02,
+                "when": "idle", "hopeless": "refuse",
+                "gates": {"max_waiting": 4, "max_tpot": "70ms", "max_kv_usage": 0.8, "max_ttft": "3s"},
             }
         },
         tenants={
-            "a": {"weight": 2, "max_queued": 8, "max_queued_bytes": "1MiB", "max_in_flight": 9},
+            "a": {"weight": 2, "max_queued": 8, "max_queued_bytes": "1MiB", "max_in_flight": 9,
+                  "max_queued_tokens": 400, "rate": 50, "rate_burst": 60, "burst": 70, "parent": "b"},
             "*": {"weight": 0.5},
         },
     )  # fmt: skip
     policy = config.pool_policy(config.pools[0])
     assert policy.name == "sim"
-    assert policy.classes == (ClassPolicy("default", 4, 44, 9.0, 5, 6, 7, 0.25),)
-    assert policy.tenants == {"a": TenantPolicy(2.0, 8, 1024**2, 9)}
+    assert policy.classes == (
+        ClassPolicy(
+            "default", 4, 44, 9.0, 5, 6, 7, 0.25, 2048, 300, Overflow.REJECT_NEWEST, Order.DEADLINE, 20.0, 0.02, True,
+            Gates(4, 0.07, 0.8, 3.0), True,
+        ),
+    )  # fmt: skip
+    assert policy.tenants == {"a": TenantPolicy(2.0, 8, 1024**2, 9, 400, 70.0, 50.0, 60.0, "b")}
     assert policy.default_tenant == TenantPolicy(0.5, 1000, 512 * 1024**2, None)
     assert policy.weights == CostWeights(2.0, 0.5, 3.0)
     assert policy.window == WindowPolicy(

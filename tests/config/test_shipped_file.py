@@ -48,5 +48,5 @@ def test_the_default_classes_keep_the_engines_numbers_apart() -> None:
     """A tenant's requests inside the engines count up to the gap; the classes must not run into one another."""
     config = load(FILE)
     bases = sorted(cls.priority for cls in config.classes.values())
-    gap = config.pool_policy(config.pools[0]).priority_gap
+    gap = config.pool_policy(config.pools[0]).priority_steps
     assert all(high - low >= gap for low, high in pairwise(bases))

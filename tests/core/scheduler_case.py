@@ -13,6 +13,8 @@ from extproc.core.events import (
     EndpointAdded,
     EndpointRemoved,
     Event,
+    FirstToken,
+    Reconfigure,
     Refuse,
     Release,
     Scraped,
@@ -21,7 +23,7 @@ from extproc.core.events import (
     Tick,
     Usage,
 )
-from extproc.core.model import ClassPolicy, CostWeights, PoolPolicy, Sample, Source, WindowPolicy
+from extproc.core.model import ClassPolicy, Controller, CostWeights, PoolPolicy, Sample, Source, WindowPolicy
 from extproc.core.scheduler import Scheduler
 
 E1 = "10.0.0.1:8000"
@@ -42,6 +44,12 @@ def two_classes(**changes: Any) -> tuple[ClassPolicy, ClassPolicy]:
 def a_pool(*classes: ClassPolicy, start: float = 4.0, overtake: int = 0, **changes: Any) -> PoolPolicy:
     """A pool whose endpoints start at R = `start`. No overtaking unless asked for."""
     window = changes.pop("window", None) or WindowPolicy(start=start, overtake=overtake)
+    return PoolPolicy(name="m", classes=classes or (a_class(),), window=window, **changes)
+
+
+def a_fixed_pool(*classes: ClassPolicy, slots: int = 1, overtake: int = 0, **changes: Any) -> PoolPolicy:
+    """A pool whose endpoints take `slots` each, whatever their pages show: room is `slots` - in flight."""
+    window = WindowPolicy(controller=Controller.FIXED, fixed=slots, overtake=overtake)
     return PoolPolicy(name="m", classes=classes or (a_class(),), window=window, **changes)
 
 
@@ -100,6 +108,12 @@ class Case:
             Usage(request, fields.pop("source", Source.USAGE), prompt_tokens=prompt, output_tokens=output, **fields)
         )
 
+    def first_token(self, request: str) -> list[Effect]:
+        return self.apply(FirstToken(request))
+
+    def reconfigure(self, policy: PoolPolicy) -> list[Effect]:
+        return self.apply(Reconfigure(policy))
+
     def page(self, endpoint: str = E1, running: int = 0, waiting: int = 0, **fields: Any) -> list[Effect]:
         return self.apply(Scraped(endpoint, a_sample(running, waiting, fields.pop("started", self.now), **fields)))
 
@@ -120,6 +134,16 @@ class Case:
         leaf = next(c for c in self.scheduler.classes if c.policy.name == cls).queue.leaf(tenant)
         assert leaf is not None
         return leaf.tag
+
+
+def drain(case: Case, inside: list[str], steps: int) -> list[str]:
+    """End the oldest of `inside`, again and again. Returns what was released, in order; `inside` is kept up."""
+    order: list[str] = []
+    for _ in range(steps):
+        gone = released(case.end(inside.pop(0)))
+        order += gone
+        inside += gone
+    return order
 
 
 def fill(case: Case, count: int, tenant: str = "filler", cls: str = "interactive") -> list[str]:

@@ -105,7 +105,7 @@ def test_memory_is_bounded_and_the_least_recently_used_go_first() -> None:
         learn(estimator, f"x{i}", output=256, prompt=100)
         if i % 1000 == 0:
             learn(estimator, "regular", output=1, prompt=400)
-    assert (len(estimator._output), len(estimator._ratio)) == (20_000, 20_000)
+    assert len(estimator) == 3 * 20_000 + 1  # by tenant, by tenant and bucket, ratios; and one class
     assert estimator.output_tokens("regular", "c", 100.0, None, 1) < 50.0
     assert estimator.output_tokens("x0", "c", 100.0, None, 1) == pytest.approx(256.0, rel=0.05)
 

@@ -112,5 +112,5 @@ def test_deadlines_of_a_mass_cancel_are_dropped() -> None:
     for i in range(5_000):
         case.scheduler.apply(Arrive(f"r{i}", "t", "interactive", case.now, 10), case.now)
         case.scheduler.apply(End(f"r{i}"), case.now)
-    assert len(case.scheduler._deadlines) <= 300
+    assert len(case.scheduler.deadlines) <= 300
     assert case.scheduler.next_deadline() is None

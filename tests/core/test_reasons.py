@@ -18,6 +18,8 @@ def test_the_codes_that_clients_know() -> None:
     assert {reason.code: reason.status for reason in Reason} == {
         "queue_full": 429,
         "tenant_limit": 429,
+        "rate_limit": 429,
+        "shed": 429,
         "queue_timeout": 503,
         "no_capacity": 503,
         "body_too_large": 413,

@@ -223,7 +223,7 @@ def test_priority_starts_at_the_base_of_the_class_and_counts_all_classes_of_the_
 
 
 def test_priority_never_reaches_the_numbers_of_the_next_class() -> None:
-    case = Case(a_pool(start=20, priority_gap=3))
+    case = Case(a_pool(start=20, priority_steps=3))
     assert [case.arrive(f"r{i}")[0].priority for i in range(6)] == [0, 1, 2, 2, 2, 2]
 
 

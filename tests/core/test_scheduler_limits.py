@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from scheduler_case import E1, E2, Case, a_class, a_pool, fill, refused, released, the_refusal, two_classes
+from scheduler_case import E1, E2, Case, a_class, a_pool, fill, refused, released, the_refusal
 
-from extproc.core.model import State, TenantPolicy
+from extproc.core.model import Overflow, State, TenantPolicy
 from extproc.core.reasons import Reason
 from extproc.core.view import view
 
@@ -36,7 +36,8 @@ def test_the_limit_of_a_class() -> None:
 
 
 def test_the_limit_of_the_pool() -> None:
-    case = Case(a_pool(*two_classes(), start=1, max_queued=2))
+    interactive = a_class(overflow=Overflow.REJECT_NEWEST)
+    case = Case(a_pool(interactive, a_class("batch", 2, max_waiting=0), start=1, max_queued=2))
     fill(case, 4)
     case.arrive("r0", "a")
     case.arrive("r1", "a", "batch")
@@ -77,7 +78,8 @@ def test_a_refused_request_leaves_no_trace() -> None:
 
 
 def test_retry_after_comes_from_the_drain_rate() -> None:
-    """One release a second, and 20 wait: 20 s, and up to a quarter more so that not all come back together."""
+    """One release a second, of a and z in turn. The next of a's flow would be its 21st: 42 releases, and up to a
+    quarter more so that not all come back together."""
     case = Case(a_pool(a_class(queue_timeout_s=1e6), start=1, tenants={"a": TenantPolicy(max_queued=20)}))
     inside = fill(case, 4)
     for i in range(200):
@@ -88,7 +90,7 @@ def test_retry_after_comes_from_the_drain_rate() -> None:
         inside += released(case.end(inside.pop(0)))
     for i in range(20):
         case.arrive(f"a{i}", "a")
-    assert 19 <= the_refusal(case.arrive("a20", "a")).retry_after_s <= 26
+    assert 42 <= the_refusal(case.arrive("a20", "a")).retry_after_s <= 53
 
 
 def test_a_burst_after_a_quiet_night_is_not_told_to_stay_away_for_minutes() -> None:

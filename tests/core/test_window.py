@@ -1,776 +1,359 @@
-"""The release window of one endpoint, on a clock kept by the test.
-
-`q` is 3 unless said. R (capacity) is read through `view`, what may go through `accepts`.
-"""
+"""What all controllers share beyond `test_window_first`: gates, outages, bad pages, another policy; and the two
+baselines that learn nothing."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_case import a_sample
+from window_case import Bench, Q, a_request
 
-from extproc.core.model import WindowPolicy
-from extproc.core.window import Stance, Window
+from extproc.core.model import Controller, Gates, Outage, WindowPolicy
+from extproc.core.windows import Adaptive, First, Fixed, Stance, Threshold, make_window, renewed
 
-Q = 3.0
-INTERVAL = 0.25
-
-
-class Bench:
-    """A window, and the pages it is shown."""
-
-    def __init__(self, *, read: bool = True, **policy: Any) -> None:
-        self.now = 1000.0
-        self.window = Window("e", WindowPolicy(**{"start": 8.0, "scrape_interval_s": INTERVAL} | policy), self.now)
-        if read:
-            self.page()
-
-    def page(self, running: int = 0, waiting: int = 0, *, asked: float = Q, **fields: Any) -> None:
-        started = fields.pop("started", self.now)
-        self.window.on_sample(a_sample(running, waiting, started, **fields), Q, asked, self.now)
-
-    def later(self, seconds: float = INTERVAL) -> None:
-        self.now += seconds
-
-    def take(self, slots: int = 1) -> None:
-        self.window.take(slots, self.now)
-
-    def free(self, slots: int = 1) -> None:
-        self.window.free(slots, self.now)
-
-    def fill(self, q: float = Q) -> int:
-        """Release while the window takes it. Returns what is inside then."""
-        while self.window.accepts(1, q, self.now):
-            assert self.window.in_flight < 10_000, "the window has no end"
-            self.take()
-        return self.window.in_flight
-
-    def room(self, q: float = Q) -> int:
-        """How many the window would take, without taking them."""
-        before, history = self.window.in_flight, list(self.window._history)
-        full = self.fill(q)
-        self.window.in_flight = before
-        self.window._history.clear()
-        self.window._history.extend(history)
-        return full - before
-
-    @property
-    def capacity(self) -> float:
-        return self.window.view(self.now).capacity
-
-    @property
-    def stance(self) -> Stance:
-        return self.window.stance(self.now)
+ALL = list(Controller)
+LEARNING = [Controller.ADAPTIVE, Controller.FIRST]
 
 
-# -- starting -------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("controller", "kind"),
+    [
+        (Controller.ADAPTIVE, Adaptive),
+        (Controller.FIRST, First),
+        (Controller.THRESHOLD, Threshold),
+        (Controller.FIXED, Fixed),
+    ],
+)
+def test_the_policy_names_the_controller(controller: Controller, kind: type) -> None:
+    window = make_window("10.0.0.1:8000", WindowPolicy(controller=controller), 5.0)
+    assert type(window) is kind
+    assert (window.endpoint, window.view(5.0).controller, window.stance(5.0)) == (
+        "10.0.0.1:8000",
+        controller.value,
+        Stance.STARTING,
+    )
 
 
-def test_nothing_goes_before_the_first_reading_or_the_grace() -> None:
-    bench = Bench(read=False, first_scrape_grace_s=2.0)
-    assert bench.stance is Stance.STARTING
-    assert not bench.window.accepts(1, Q, bench.now)
-    bench.later(1.99)
-    assert not bench.window.accepts(1, Q, bench.now)
-    bench.later(0.02)
-    assert bench.stance is Stance.OUTAGE
-    assert bench.fill() == 4  # half of R = 8
+# -- what holds for all ---------------------------------------------------------------------------
 
 
-def test_a_first_reading_opens_the_window_at_once() -> None:
-    bench = Bench(read=False)
+@pytest.mark.parametrize("controller", ALL)
+def test_with_nothing_inside_one_goes_whatever_its_size(controller: Controller) -> None:
+    bench = Bench(controller=controller, fixed=4)
+    bench.page(running=0, waiting=0, kv_usage=0.99, kv_capacity_tokens=1_000)
+    assert bench.accepts(128, prompt=1e6, output=1e5)
+    bench.go(a_request(128, prompt=1e6, output=1e5))
+    assert bench.window.in_flight == 128
+
+
+@pytest.mark.parametrize("controller", ALL)
+def test_removed_starting_and_down_take_nothing_and_say_so(controller: Controller) -> None:
+    bench = Bench(controller=controller, read=False)
+    assert not bench.accepts()
+    assert bench.window.limit(Q, bench.now) == 0.0
+    hold = bench.window.why_not(a_request(), Q, bench.now)
+    assert hold is not None
+    assert (hold.name, hold.note) == ("stance", "starting")
     bench.page()
-    assert bench.stance is Stance.FRESH
-    assert bench.fill() == 11  # R + q
-    assert Bench().fill(q=0.0) == 8  # a class without a standing queue: R
-
-
-def test_a_first_reading_that_fails_ends_the_wait_for_it() -> None:
-    bench = Bench(read=False)
-    bench.window.on_failure(refused=False)
-    assert bench.stance is Stance.OUTAGE
-    assert bench.fill() == 4
-
-
-def test_the_first_reading_makes_foreign_load_exact() -> None:
-    bench = Bench(read=False)
-    bench.page(running=5, waiting=1)
-    assert bench.window.foreign == 6  # not smoothed: 0.5 * 6 would let three too many go
-
-
-# -- capacity -------------------------------------------------------------------------------------
-
-
-def test_slow_start_doubles_on_a_page_that_has_seen_our_requests() -> None:
-    bench = Bench()
-    inside = []
-    for _ in range(4):
-        inside.append(bench.fill())
-        bench.later()
-        bench.page(running=bench.window.in_flight)
-    assert inside == [11, 19, 35, 67]  # 8, 16, 32, 64, each + 3
-    assert bench.capacity == 128.0
-
-
-def test_a_page_from_before_the_burst_does_not_double() -> None:
-    """The figures of the design: w 0, r 1, i 11. The burst is in the engine, and not yet on its page."""
-    bench = Bench()
-    assert bench.fill() == 11
-    bench.later()
-    bench.page(running=1, waiting=0)
-    assert bench.capacity == 8.0
-
-
-def test_a_window_that_is_not_full_does_not_grow() -> None:
-    bench = Bench()
-    bench.take(9)  # 0.9 * (8 + 3) = 9.9 is full
-    bench.later()
-    bench.page(running=9)
-    assert bench.capacity == 8.0
-    bench.take()
-    bench.later()
-    bench.page(running=10)
-    assert bench.capacity == 16.0
-
-
-def test_a_class_without_a_standing_queue_opens_the_window_too() -> None:
-    """It is full at R: by the yardstick of R + q, 8 < 9.9, batch alone would stay at the start for ever."""
-    bench = Bench()
-    assert bench.fill(q=0.0) == 8
-    bench.later()
-    bench.page(running=8, asked=0.0)
-    assert bench.capacity == 16.0
-
-
-def test_wide_requests_open_the_window_too() -> None:
-    """Eight slots are taken by one request of eight; the next such one finds no room under 11."""
-    bench = Bench()
-    bench.take(8)
-    assert not bench.window.accepts(8, Q, bench.now)
-    bench.later()
-    bench.page(running=8, asked=Q - 7)
-    assert bench.capacity == 16.0
-
-
-def test_an_idle_window_does_not_grow_whatever_is_asked() -> None:
-    bench = Bench()
-    bench.later()
-    bench.page(running=0, asked=Q - 127)
-    assert bench.capacity == 8.0
-
-
-def test_much_waiting_sets_r_to_what_runs() -> None:
-    bench = Bench()
-    bench.fill()
-    bench.later()
-    bench.page(running=4, waiting=7)  # 7 > 2q
-    assert bench.capacity == 4.0
-
-
-def test_a_little_waiting_moves_r_half_way() -> None:
-    bench = Bench()
-    bench.fill()
-    bench.later()
-    bench.page(running=5, waiting=6)  # 6 = 2q, no more
-    assert bench.capacity == 6.5
-
-
-def test_after_something_waited_growth_is_by_tenths() -> None:
-    bench = Bench()
-    bench.fill()
-    bench.later()
-    bench.page(running=4, waiting=7)
-    bench.free(4)  # 7 = 4 + 3: full
-    for expected in (5.0, 6.0):
-        bench.later()
-        bench.fill()
-        bench.page(running=bench.window.in_flight)
-        assert bench.capacity == expected
-    large = Bench(start=40.0)
-    large.fill()
-    large.later()
-    large.page(running=43, waiting=1)  # R = 40 + (43 - 40)/2, and slow start is over
-    large.later()
-    large.fill()
-    large.page(running=large.window.in_flight)
-    assert large.capacity == pytest.approx(41.5 * 1.1)
-
-
-def test_dips_of_running_are_bridged() -> None:
-    """`running` 20, then 3, 2 with much waiting: the gauge was taken between finish and admission."""
-    bench = Bench(start=20.0)
-    bench.take(31)
-    for running, expected in ((20, 20.0), (3, 20.0), (2, 20.0), (4, 4.0)):
-        bench.later()
-        bench.page(running=running, waiting=28)
-        assert bench.capacity == expected  # after three low readings in a row it is no dip
-
-
-def test_readings_from_before_nothing_waited_are_no_dips() -> None:
-    """The engine shrank while it was not full: what it ran before says nothing of what it can run now."""
-    bench = Bench(start=20.0)
-    bench.take(31)
-    for running, waiting in ((20, 28), (3, 0), (4, 28)):
-        bench.later()
-        bench.page(running=running, waiting=waiting)
-    assert bench.capacity == 4.0
-
-
-def test_a_page_that_runs_nothing_while_something_waits_tells_nothing_of_slots() -> None:
-    """Requests that are done in one step are gone when the gauge is taken, and the next not admitted yet."""
-    bench = Bench(start=8.0)
-    bench.fill()
-    for waiting in (1, 3, 100):
-        bench.later()
-        bench.page(running=0, waiting=waiting)
-    assert bench.capacity == 8.0
-
-
-def turn_over(bench: Bench, requests: int) -> None:
-    """So many end, one after the other, and the next goes at once."""
-    for _ in range(requests):
-        bench.free()
-        bench.take()
-
-
-def test_the_window_opens_for_requests_that_the_gauge_never_shows() -> None:
-    """A window of eleven (R + q) comes and goes for over a second, and nothing waits: R doubles."""
-    bench = Bench(start=8.0)
-    bench.fill()
-    bench.page()  # full: from here on the turn counts
-    turn_over(bench, 11)
-    bench.later(1.0)
-    bench.page(running=0)
-    assert bench.capacity == 16.0
-
-
-def test_a_window_that_has_not_turned_over_does_not_open() -> None:
-    few, soon, queued = Bench(start=8.0), Bench(start=8.0), Bench(start=8.0)
-    for bench in (few, soon, queued):
-        bench.fill()
-        bench.page(waiting=1)  # the turn begins
-    turn_over(few, 10)
-    few.later(1.0)
-    turn_over(soon, 50)
-    soon.later(0.9)
-    turn_over(queued, 50)
-    queued.later(1.0)
-    for bench in (few, soon):
-        bench.page(running=0)
-        assert bench.capacity == 8.0
-    queued.page(running=0, waiting=1)  # something waits: no room, whatever has come and gone
-    assert queued.capacity == 8.0
-
-
-def test_no_opening_on_a_page_that_is_too_slow() -> None:
-    bench = Bench(start=8.0, max_tpot_s=0.150)
-    bench.page(itl_sum=0.0, itl_count=0.0)
-    inside = bench.fill()
-    bench.later()
-    bench.page(running=inside, itl_sum=20.0, itl_count=100.0)  # 200 ms for each token
-    assert bench.capacity == 8.0
-
-
-def test_capacity_stays_within_floor_and_ceiling() -> None:
-    low = Bench(floor=2.0)
-    low.fill()
-    low.page(running=1, waiting=100)
-    assert low.capacity == 2.0
-    high = Bench(ceiling=20.0)
-    for _ in range(3):
-        high.fill()
-        high.later()
-        high.page(running=high.window.in_flight)
-    assert high.capacity == 20.0
-
-
-# -- foreign load ---------------------------------------------------------------------------------
-
-
-def test_foreign_load_rises_by_half_and_decays_by_three_tenths_in_whole_requests() -> None:
-    bench = Bench()
-    seen = []
-    for running in (1, 0, 0, 0, 0, 0):
-        bench.later()
-        bench.page(running=running)
-        seen.append(bench.window.foreign)
-    assert seen == [1, 0, 0, 0, 0, 0]  # 0.5 rounds up to 1; 0.35 to 0: no tail
-    bench.page(running=10)
-    assert bench.window.foreign == 5
-    tail = []
-    for _ in range(8):
-        bench.later()
-        bench.page(running=0)
-        tail.append(bench.window.foreign)
-    assert tail == [4, 2, 2, 1, 1, 1, 0, 0]  # 5 * 0.7^k: 3.5 2.45 1.72 1.2 0.84 0.59 0.41 0.29, rounded half up
-
-
-def test_foreign_load_takes_room_from_ours() -> None:
-    bench = Bench(read=False)
-    bench.page(running=6)
-    assert bench.fill() == 5  # 8 + 3 - 6
-
-
-def test_requests_that_ended_a_moment_ago_are_not_foreign_on_a_lagging_page() -> None:
-    bench = Bench()
-    bench.take(8)
-    bench.later(0.5)
-    bench.free(8)
-    bench.later(0.4)
-    bench.page(running=8)
-    assert bench.window.foreign == 0
-
-
-def test_also_when_they_had_been_inside_for_long() -> None:
-    """Inside since before the five seconds that are looked back: the count at their beginning is theirs too."""
-    bench = Bench()
-    bench.take(8)
-    for _ in range(40):
-        bench.later()
-        bench.page(running=8)
-    bench.free(8)
-    bench.later(0.1)
-    bench.page(running=8)  # gauges lag by 60-110 ms
-    assert bench.window.foreign == 0
-
-
-def test_five_seconds_later_what_still_runs_is_foreign() -> None:
-    bench = Bench()
-    bench.take(8)
-    bench.later(1.0)
-    bench.free(8)
-    bench.later(5.1)
-    bench.page(running=8)
-    assert bench.window.foreign == 4
-
-
-def test_requests_released_while_the_page_was_read_count_as_released_after_it() -> None:
-    bench = Bench()
-    started = bench.now = bench.now + 1.0
-    bench.later(0.2)
-    bench.fill()  # 11, all of them after the scrape was sent
-    bench.later(0.1)
-    bench.page(running=0, started=started)
-    assert (bench.capacity, bench.window.foreign) == (8.0, 0)
-
-
-def test_full_is_what_was_inside_when_the_scrape_was_sent() -> None:
-    """5 inside then, 11 before and 11 again now. The page lags and shows 11: no sign of a window too small."""
-    bench = Bench()
-    bench.take(11)
-    bench.later()
-    bench.free(6)
-    started = bench.now
-    bench.later(0.1)
-    bench.take(6)
-    bench.page(running=11, started=started)
-    assert bench.capacity == 8.0
-
-
-def test_the_history_of_our_own_count_is_bounded() -> None:
-    bench = Bench()
-    for _ in range(20_000):
-        bench.now += 0.001
-        bench.take()
-        bench.free()
-    assert len(bench.window._history) <= 502  # five seconds in steps of 10 ms, and one from before
-
-
-# -- time per output token ------------------------------------------------------------------------
-
-
-def test_tpot_over_the_limit_shrinks_the_window_and_under_it_opens_again() -> None:
-    bench = Bench(max_tpot_s=0.1)
-    bench.page(itl_sum=0.0, itl_count=0.0)
-    bench.take(10)
-    bench.later()
-    bench.page(running=10, itl_sum=20.0, itl_count=100.0)
-    assert bench.window.tpot_s == 0.2
-    assert bench.window.view(bench.now).tpot_window == 9.0  # 0.9 * load
-    assert not bench.window.accepts(1, Q, bench.now)
-    bench.later()
-    bench.page(running=10, itl_sum=29.6, itl_count=200.0)  # 0.096: between 95 % of the limit and the limit
-    assert bench.window.view(bench.now).tpot_window == 9.0
-    bench.later()
-    bench.page(running=10, itl_sum=38.6, itl_count=300.0)  # 0.09
-    assert bench.window.view(bench.now).tpot_window == 10.0
-
-
-def test_tpot_is_the_difference_between_pages_and_not_the_mean_of_a_lifetime() -> None:
-    bench = Bench(max_tpot_s=0.1)
-    bench.page(itl_sum=1e6, itl_count=1e6)  # a second per token, long ago
-    bench.take(10)
-    bench.later()
-    bench.page(running=10, itl_sum=1e6 + 5.0, itl_count=1e6 + 100.0)
-    assert bench.window.tpot_s == pytest.approx(0.05)
-    assert bench.window.view(bench.now).tpot_window is None
-
-
-def test_no_new_tokens_means_unknown_and_an_idle_engine_opens() -> None:
-    bench = Bench(max_tpot_s=0.1)
-    bench.page(itl_sum=0.0, itl_count=0.0)
-    bench.take(8)
-    bench.later()
-    bench.page(running=8, itl_sum=20.0, itl_count=100.0)
-    bench.later()
-    bench.page(running=8, itl_sum=20.0, itl_count=100.0)
-    assert bench.window.view(bench.now).tpot_window == pytest.approx(7.2)  # still running: nothing is learnt
-    bench.free(8)
-    bench.later()
-    bench.page(running=0, itl_sum=20.0, itl_count=100.0)
-    assert bench.window.view(bench.now).tpot_window is None
-    assert bench.fill() == 11
-
-
-def test_tpot_never_closes_the_window() -> None:
-    bench = Bench(max_tpot_s=0.1, floor=1.0)
-    total = 0.0
-    for i in range(100):
-        total += 100.0
-        bench.page(running=1, itl_sum=total, itl_count=float(i + 1))
-        bench.later()
-    assert bench.window.view(bench.now).tpot_window == 1.0
-    assert bench.fill() == 1
-
-
-def test_counters_that_go_down_are_a_restart_and_no_reading() -> None:
-    bench = Bench(max_tpot_s=0.1)
-    bench.take(5)
-    bench.page(running=5, itl_sum=100.0, itl_count=1000.0, preemptions=7.0)
-    bench.later()
-    bench.page(running=5, itl_sum=1.0, itl_count=1.0, preemptions=0.0)
-    assert bench.window.tpot_s is None
-    assert bench.window.view(bench.now).tpot_window is None
-    assert bench.capacity == 8.0
-    bench.later()
-    bench.page(running=5, itl_sum=1.5, itl_count=11.0, preemptions=0.0)
-    assert bench.window.tpot_s == pytest.approx(0.05)
-
-
-@pytest.mark.parametrize(("itl_sum", "itl_count"), [(math.nan, 9.0), (9.0, math.nan), (math.inf, 9.0), (9.0, math.inf)])
-def test_figures_that_are_no_numbers_teach_nothing(itl_sum: float, itl_count: float) -> None:
-    bench = Bench(max_tpot_s=0.1)
-    bench.page(itl_sum=0.0, itl_count=0.0)
-    bench.take(4)
-    for _ in range(2):  # two of them: inf - inf is no number either
-        bench.later()
-        bench.page(running=4, itl_sum=itl_sum, itl_count=itl_count, kv_usage=math.nan, preemptions=math.nan)
-    assert not bench.window.tpot_s
-    assert bench.window.view(bench.now).tpot_window is None
-    assert bench.capacity == 8.0
-
-
-# -- KV cache -------------------------------------------------------------------------------------
-
-
-def test_kv_over_its_limit_holds_the_window_for_ten_seconds() -> None:
-    bench = Bench()
-    bench.take(11)
-    bench.later()
-    bench.page(running=6, kv_usage=0.96)
-    assert bench.capacity == 5.0  # running - 1
-    assert not bench.window.accepts(1, Q, bench.now)
-    bench.free(3)
-    for _ in range(39):  # 9.75 s, full at 5 + 3, and KV has room again
-        bench.later()
-        bench.page(running=8, kv_usage=0.5)
-    assert bench.capacity == 5.0
-    bench.later()
-    bench.page(running=8, kv_usage=0.5)
-    assert bench.capacity == 6.0
-
-
-def test_kv_at_its_limit_is_not_over_it() -> None:
-    bench = Bench()
-    bench.take(6)
-    bench.page(running=6, kv_usage=0.95)
-    assert bench.capacity == 8.0
-
-
-def test_new_preemptions_count_as_kv_over_its_limit() -> None:
-    bench = Bench()
-    bench.take(6)
-    bench.page(running=6, preemptions=3.0)
-    assert bench.capacity == 8.0  # preempted before we looked
-    bench.later()
-    bench.page(running=6, preemptions=4.0)
-    assert bench.capacity == 5.0
-
-
-def test_kv_never_raises_the_window() -> None:
-    bench = Bench()
-    bench.page(running=50, kv_usage=0.99)
-    assert bench.capacity == 8.0
-
-
-# -- age of the page ------------------------------------------------------------------------------
-
-
-def test_a_stale_page_gives_up_the_standing_queue_and_an_outage_half_of_r() -> None:
-    bench = Bench()
-    bench.take()  # so one less finds room
-    for seconds, stance, room in (
-        (1.25, Stance.FRESH, 10),  # 3 intervals of 0.25 and 0.5
-        (1.26, Stance.STALE, 7),
-        (30.0, Stance.STALE, 7),
-        (30.1, Stance.OUTAGE, 3),
-        (1e6, Stance.OUTAGE, 3),
-    ):
-        bench.now = 1000.0 + seconds
-        assert (bench.stance, bench.room()) == (stance, room)
-
-
-def test_a_page_is_not_stale_while_it_is_read_seldom_because_nothing_happens() -> None:
-    bench = Bench(idle_scrape_interval_s=2.0)
-    for seconds, stance in ((6.5, Stance.FRESH), (6.6, Stance.STALE)):  # 3 intervals of 2 and 0.5
-        bench.now = 1000.0 + seconds
-        assert bench.stance is stance
-    bench.now = 1001.3
-    bench.take()  # now it matters, and the page is old until the next one comes
-    assert bench.stance is Stance.STALE
-
-
-# -- unreachable ----------------------------------------------------------------------------------
-
-
-def test_one_broken_connection_may_be_the_fault_of_its_request_and_two_are_not() -> None:
-    bench = Bench()
-    bench.window.on_unreachable(bench.now, broke=True)
-    assert bench.stance is Stance.FRESH
-    bench.later(1.1)
-    bench.window.on_unreachable(bench.now, broke=True)
-    assert bench.stance is Stance.FRESH
-    bench.later(0.1)
-    bench.window.on_unreachable(bench.now, broke=True)
-    assert bench.stance is Stance.DOWN
-
-
-def test_a_failed_connection_holds_back_until_a_page_is_read() -> None:
-    bench = Bench()
-    bench.take()
-    bench.later(1.0)
-    bench.window.on_unreachable(bench.now, broke=False)
-    assert (bench.stance, bench.room()) == (Stance.DOWN, 0)
-    bench.later(0.1)
-    bench.page(running=1, started=bench.now - 0.2)  # asked for before the connection broke: it proves nothing
-    assert bench.stance is Stance.DOWN
-    bench.page(running=1, started=bench.now)
-    assert (bench.stance, bench.room(), bench.capacity) == (Stance.FRESH, 10, 8.0)  # and nothing was unlearnt
-
-
-def test_a_failed_connection_holds_back_for_two_seconds_without_a_page() -> None:
-    bench = Bench()
-    bench.window.on_unreachable(bench.now, broke=False)
-    bench.later(1.9)
-    assert bench.stance is Stance.DOWN
-    bench.later(0.1)
-    assert bench.stance is Stance.FRESH
-
-
-# -- overtaking -----------------------------------------------------------------------------------
-
-
-def test_a_full_window_takes_a_guest_and_the_next_when_it_is_full_again() -> None:
-    bench = Bench()
-    bench.fill()  # 11 of 11
-    assert bench.window.may_overtake(1, Q, 1, bench.now)
-    assert not bench.window.may_overtake(2, Q, 1, bench.now)
-    bench.window.take(1, bench.now, most=12.0)
-    assert not bench.window.may_overtake(1, Q, 1, bench.now)  # 12 of 11
-    bench.free()
-    assert bench.window.may_overtake(1, Q, 1, bench.now)  # the guest is inside still, but 11 of 11 again
-
-
-def overfill(bench: Bench) -> None:
-    """A list of 64 prompts was released as one request: the page shows 64, R + q is 11."""
-    bench.take()
-    for _ in range(8):
-        bench.later()
-        bench.page(running=8, waiting=56)
-    assert bench.window.foreign > 50
-    assert not bench.window.accepts(1, Q, bench.now)
-
-
-def test_an_overfull_window_takes_a_guest_at_a_time() -> None:
-    bench = Bench()
-    overfill(bench)
-    assert bench.window.may_overtake(1, Q, 1, bench.now)
-    guest = bench.window.take(1, bench.now, most=12.0)
-    assert not bench.window.may_overtake(1, Q, 1, bench.now)
-    bench.window.free(1, bench.now, guest=guest)
-    assert bench.window.may_overtake(1, Q, 1, bench.now)
-
-
-def test_the_only_guest_may_be_wide() -> None:
-    bench = Bench()
-    overfill(bench)
-    assert bench.window.may_overtake(4, Q, 1, bench.now)
-    bench.window.take(4, bench.now, most=12.0)
-    assert not bench.window.may_overtake(1, Q, 1, bench.now)
-
-
-def test_who_overtook_in_ordinary_times_does_not_take_the_guest_s_place() -> None:
-    bench = Bench()
-    bench.fill()
-    assert bench.window.take(1, bench.now, most=12.0) == 0  # one beyond a full window: no guest
-    bench.free(11)  # it runs on for long, and is alone
-    overfill(bench)
-    assert bench.window.may_overtake(1, Q, 1, bench.now)
-
-
-def test_who_was_a_guest_is_one_no_more_when_the_window_has_drained() -> None:
-    bench = Bench()
-    overfill(bench)
-    guest = bench.window.take(1, bench.now, most=12.0)
-    for _ in range(30):
-        bench.later()
-        bench.page(running=2)
-    assert bench.window.foreign == 0
-    overfill(bench)  # the guest from before is inside still
-    assert bench.window.may_overtake(1, Q, 1, bench.now)
-    bench.window.free(1, bench.now, guest=guest)
-    assert bench.window.guests == 0
-
-
-def test_in_an_outage_the_last_foreign_reading_is_not_believed() -> None:
-    bench = Bench(read=False)
-    bench.page(running=100)  # 100 run and nothing waits: R = 16
-    bench.later(31.0)
-    assert bench.fill() == 8
-
-
-def test_what_others_run_without_waiting_is_capacity_too() -> None:
-    bench = Bench(read=False)
-    capacities = []
-    for _ in range(5):
-        bench.page(running=100)
-        bench.later()
-        capacities.append(bench.capacity)
-    assert capacities == [16.0, 32.0, 64.0, 128.0, 128.0]
-    assert bench.fill() == 31  # 128 + 3 - 100
-
-
-def test_an_outage_is_over_with_the_next_page() -> None:
-    bench = Bench()
-    bench.later(60.0)
-    assert bench.stance is Stance.OUTAGE
-    bench.page()
-    assert (bench.stance, bench.room()) == (Stance.FRESH, 11)
-
-
-# -- refused --------------------------------------------------------------------------------------
-
-
-def test_refused_is_down_until_a_good_page_which_starts_anew() -> None:
-    bench = Bench()
-    for _ in range(2):
-        bench.fill()
-        bench.later()
-        bench.page(running=bench.window.in_flight)
-    assert bench.capacity == 32.0
+    assert bench.accepts()
+    assert bench.window.why_not(a_request(), Q, bench.now) is None
     bench.window.on_failure(refused=True)
-    assert bench.stance is Stance.DOWN
-    bench.free(bench.window.in_flight)
-    assert bench.fill() == 0
-    bench.window.on_failure(refused=False)
-    bench.later(100.0)
-    assert bench.stance is Stance.DOWN
+    assert not bench.accepts()
+    hold = bench.window.why_not(a_request(), Q, bench.now)
+    assert hold is not None
+    assert (hold.name, hold.note) == ("stance", "down")
     bench.page()
-    assert (bench.stance, bench.capacity) == (Stance.FRESH, 8.0)
-    bench.fill()
-    bench.later()
-    bench.page(running=11)
-    assert bench.capacity == 16.0  # in slow start again
-
-
-def test_what_ran_there_stays_in_the_books_over_a_fresh_start() -> None:
-    bench = Bench()
-    bench.take(5)
-    bench.window.on_failure(refused=True)
-    bench.page(running=0)
-    assert bench.window.in_flight == 5
-    assert bench.fill() == 11
-    bench.free(11)
-    with pytest.raises(AssertionError, match="in flight -1"):
-        bench.free()
-
-
-# -- always one -----------------------------------------------------------------------------------
-
-
-def test_one_goes_when_nothing_of_ours_is_inside_however_wide() -> None:
-    bench = Bench()
-    assert bench.window.accepts(128, 0.0, bench.now)
-    bench.take(128)
-    assert not bench.window.accepts(1, Q, bench.now)
-
-
-def test_a_wide_one_goes_when_it_fits_or_a_slot_would_idle() -> None:
-    bench = Bench()
-    bench.take(7)  # of R = 8
-    assert bench.window.accepts(100, Q, bench.now)
-    bench.take()  # 8 of 8: no slot idles, and 3 may queue
-    assert bench.window.accepts(3, Q, bench.now)
-    assert not bench.window.accepts(4, Q, bench.now)
-
-
-def test_phantom_foreign_load_holds_back_for_five_seconds_at_most() -> None:
-    """Gauges of an engine that stay high for ever after all its requests were aborted."""
-    bench = Bench(read=False)
-    bench.page(running=100)
-    bench.take()
-    bench.free()
-    bench.later(4.9)
-    bench.page(running=100)
-    assert not bench.window.accepts(1, Q, bench.now)
-    bench.later(0.2)
-    bench.page(running=100)
-    assert bench.window.accepts(1, Q, bench.now)
-    bench.take()
-    assert not bench.window.accepts(1, Q, bench.now)  # one, to see what happens
-
-
-# -- removed and back -----------------------------------------------------------------------------
-
-
-def test_a_removed_endpoint_takes_nothing_and_keeps_its_books_when_it_is_back() -> None:
-    bench = Bench()
-    bench.take(3)
     bench.window.removed = True
-    assert not bench.window.accepts(1, Q, bench.now)
-    bench.later()
+    assert not bench.accepts()
+    hold = bench.window.why_not(a_request(), Q, bench.now)
+    assert hold is not None
+    assert (hold.name, hold.note) == ("stance", "removed")
     bench.window.revive(bench.now)
     assert bench.stance is Stance.STARTING
-    assert bench.window.in_flight == 3
-    bench.page(running=3)
-    assert bench.window.foreign == 0  # the three are ours
-    assert bench.fill() == 11
 
 
-# -- whatever the page says -----------------------------------------------------------------------
+@pytest.mark.parametrize("controller", ALL)
+def test_ends_come_down_to_zero_and_no_further(controller: Controller) -> None:
+    bench = Bench(controller=controller, fixed=5)
+    bench.take(3)
+    bench.free(3)
+    assert bench.window.in_flight == 0
+    with pytest.raises(AssertionError, match="in flight -1"):
+        bench.window.free(a_request(), bench.now)
 
-_GAUGES = st.one_of(st.integers(0, 40), st.sampled_from([10**9, 10**12]))
-_FLOATS = st.one_of(st.none(), st.floats(0, 1e6), st.sampled_from([0.0, 1e18, math.inf, math.nan]))
+
+@pytest.mark.parametrize("controller", ALL)
+def test_an_outage_may_be_told_to_hold_everything(controller: Controller) -> None:
+    bench = Bench(controller=controller, outage=Outage.HOLD)
+    bench.later(31.0)
+    assert bench.stance is Stance.OUTAGE
+    assert bench.room() == 0
+    assert bench.window.limit(Q, bench.now) == 0.0
+    assert not bench.may_overtake()
+    bench.page()
+    assert bench.accepts()
 
 
-@settings(derandomize=True, max_examples=80, deadline=None)
-@given(
-    steps=st.lists(
-        st.tuples(_GAUGES, _GAUGES, _FLOATS, _FLOATS, _FLOATS, _FLOATS, st.sampled_from([0.01, 0.25, 2.0, 40.0])),
-        max_size=20,
-    )
+@pytest.mark.parametrize(("outage", "first", "adaptive"), [(Outage.DEGRADE, 4, 7), (Outage.OPEN, 11, 8)])
+def test_an_outage_degrades_or_goes_on_as_if_fresh(outage: Outage, first: int, adaptive: int) -> None:
+    """First: R/2 = 4 of 8, or R + q. Adaptive: 0.8 * 8 = 6.4, rounded up; or min(R + q, W) with W = 8."""
+    for controller, expected in ((Controller.FIRST, first), (Controller.ADAPTIVE, adaptive)):
+        bench = Bench(controller=controller, outage=outage, read=False)
+        bench.page(running=2, itl_sum=0.0, itl_count=0.0)
+        bench.later(31.0)
+        assert bench.room() == expected
+
+
+def test_views_and_explanations_leave_no_trace() -> None:
+    """A replay of the same events gives the same decisions, whether or not somebody has looked in between."""
+
+    def story(look: bool) -> list[bool]:
+        bench = Bench(controller=Controller.ADAPTIVE, start=50.0)
+        said = []
+        for i in range(60):
+            bench.later(0.05)
+            if i % 5 == 0:
+                bench.page(
+                    running=bench.window.in_flight,
+                    kv_usage=0.5,
+                    kv_capacity_tokens=4_000,
+                    itl_sum=i,
+                    itl_count=20.0 * i,
+                )
+            request = a_request(prompt=100.0 + i, output=50.0 + i)
+            if look:
+                bench.window.view(bench.now)
+                bench.window.why_not(request, Q, bench.now)
+            said.append(bench.window.accepts(request, Q, bench.now))
+            if said[-1]:
+                bench.go(request)
+            if i % 3 == 0 and bench.inside:
+                bench.window.observed(bench.inside[0], 100, i)
+                bench.free()
+        return said
+
+    quiet = story(look=False)
+    assert story(look=True) == quiet
+    assert True in quiet
+    assert False in quiet
+
+
+# -- gates ----------------------------------------------------------------------------------------
+
+
+def gate(bench: Bench, **gates: Any) -> tuple[str, float, float] | None:
+    hold = bench.window.gate(Gates(**gates), bench.now)
+    return None if hold is None else (hold.name, hold.value, hold.limit)
+
+
+@pytest.mark.parametrize("controller", ALL)
+def test_max_waiting_closes_at_the_threshold_and_the_others_above(controller: Controller) -> None:
+    bench = Bench(controller=controller, read=False)
+    bench.page(itl_sum=0.0, itl_count=0.0, ttft_sum=0.0, ttft_count=0.0)
+    bench.later()
+    bench.page(
+        running=5, waiting=2, kv_usage=0.5, itl_sum=20.0, itl_count=100.0, ttft_sum=3.0, ttft_count=4.0
+    )  # 0.2 s per token, 0.75 s to the first
+    assert gate(bench, max_waiting=3) is None
+    assert gate(bench, max_waiting=2) == ("max_waiting", 2, 2)
+    assert gate(bench, max_kv_usage=0.5) is None
+    assert gate(bench, max_kv_usage=0.49) == ("max_kv_usage", 0.5, 0.49)
+    assert gate(bench, max_tpot_s=0.2) is None
+    assert gate(bench, max_tpot_s=0.19) == ("max_tpot", 0.2, 0.19)
+    assert gate(bench, max_ttft_s=0.75) is None
+    assert gate(bench, max_ttft_s=0.7) == ("max_ttft", 0.75, 0.7)
+    assert gate(bench, max_waiting=2, max_kv_usage=0.1) == ("max_waiting", 2, 2)  # the first one
+    assert gate(bench) is None
+
+
+def test_what_is_unknown_or_stale_closes_nothing() -> None:
+    closed = {"max_waiting": 1, "max_tpot_s": 0.001, "max_kv_usage": 0.001, "max_ttft_s": 0.001}
+    bench = Bench(read=False)
+    assert gate(bench, **closed) is None  # not read yet
+    bench.page(itl_sum=10.0, itl_count=10.0, ttft_sum=10.0, ttft_count=10.0)
+    assert gate(bench, **closed) is None  # a lifetime's sums are no latency
+    bench.later()
+    bench.page(itl_sum=20.0, itl_count=20.0, ttft_sum=20.0, ttft_count=20.0)
+    assert gate(bench, max_tpot_s=0.5) == ("max_tpot", 1.0, 0.5)
+    bench.later()
+    bench.page(itl_sum=20.0, itl_count=20.0, ttft_sum=20.0, ttft_count=20.0)
+    assert gate(bench, **closed) is None  # no token came: an idle engine opens
+    bench.later()
+    bench.page(running=1, waiting=5)
+    assert gate(bench, max_waiting=1) is not None
+    bench.take()
+    bench.later(1.3)
+    assert bench.stance is Stance.STALE
+    assert gate(bench, max_waiting=1) is None
+
+
+# -- pages that cannot be meant -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("controller", ALL)
+@pytest.mark.parametrize(("running", "waiting"), [(0, -1), (-1, 0), (0, 10**9), (10**9, 0)])
+def test_gauges_that_cannot_be_meant_make_the_page_worthless(
+    controller: Controller, running: int, waiting: int
+) -> None:
+    bench = Bench(controller=controller)
+    before = bench.view
+    bench.later(2.0)
+    bench.page(running=running, waiting=waiting, itl_sum=5.0, itl_count=5.0)
+    after = bench.view
+    assert after.absurd == 1
+    assert (after.capacity, after.foreign, after.age_s) == (before.capacity, before.foreign, 2.0)
+
+
+@pytest.mark.parametrize("controller", LEARNING)
+def test_figures_that_are_no_numbers_are_unknown_and_counted(controller: Controller) -> None:
+    bench = Bench(controller=controller)
+    bench.later()
+    bench.page(kv_usage=math.nan, itl_sum=math.inf, itl_count=-1.0, preemptions=math.nan, kv_capacity_tokens=0)
+    assert bench.view.absurd == 5
+    assert bench.view.kv_usage is None
+    assert bench.view.age_s == 0.0  # the gauges are good, so the page is
+
+
+@pytest.mark.parametrize("controller", LEARNING)
+def test_more_seconds_between_tokens_than_the_engine_can_hold_are_dropped(controller: Controller) -> None:
+    """5 on the page, twice, and 8 to spare: (10 + 8) * 600.25 s at most."""
+    bench = Bench(controller=controller)
+    bench.page(running=5, itl_sum=0.0, itl_count=0.0)
+    bench.later()
+    bench.page(running=5, itl_sum=10_805.0, itl_count=10.0)
+    assert bench.view.absurd == 1
+    assert bench.view.tpot_s is None
+    bench.later()
+    bench.page(running=5, itl_sum=10_806.0, itl_count=20.0)
+    assert bench.view.tpot_s == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("controller", ALL)
+def test_a_page_older_than_the_one_before_is_dropped(controller: Controller) -> None:
+    bench = Bench(controller=controller)
+    bench.later()
+    bench.page(running=3, waiting=0)
+    foreign, capacity = bench.view.foreign, bench.view.capacity
+    bench.page(running=300, waiting=50, started=bench.now - 0.1)
+    assert (bench.view.foreign, bench.view.capacity, bench.view.running) == (foreign, capacity, 3)
+    assert bench.view.absurd == 1
+
+
+_GAUGES = st.one_of(st.integers(-2, 40), st.sampled_from([999_999, 10**9]))
+_FLOATS = st.one_of(
+    st.none(), st.floats(0, 1e6), st.sampled_from([0.0, -1.0, 1e18, 1e300, math.inf, -math.inf, math.nan])
 )
-def test_never_nothing_and_never_without_limit(steps: list[tuple[Any, ...]]) -> None:
-    bench = Bench(ceiling=64.0)
-    for running, waiting, kv, itl_sum, itl_count, preemptions, seconds in steps:
-        bench.later(seconds)
-        bench.page(running, waiting, kv_usage=kv, itl_sum=itl_sum, itl_count=itl_count, preemptions=preemptions)
-        assert 1.0 <= bench.capacity <= 64.0
-        assert bench.fill() <= 67  # ceiling + q
+_PAGES = st.tuples(
+    _GAUGES,
+    _GAUGES,
+    st.fixed_dictionaries(
+        dict.fromkeys(
+            ("kv_usage", "itl_sum", "itl_count", "preemptions", "ttft_sum", "ttft_count", "prompt_tokens"), _FLOATS
+        )
+        | {"kv_capacity_tokens": st.one_of(st.none(), st.integers(-5, 10**7))}
+    ),
+    st.sampled_from([-0.5, 0.0, 0.01, 0.25, 2.0, 40.0]),
+)
+
+
+@pytest.mark.parametrize("controller", ALL)
+@settings(derandomize=True, max_examples=30, deadline=None)
+@given(pages=st.lists(_PAGES, max_size=15))
+def test_no_page_poisons_the_state(controller: Controller, pages: list[tuple[int, int, dict[str, Any], float]]) -> None:
+    bench = Bench(controller=controller, ceiling=64.0)
+    for running, waiting, others, seconds in pages:
+        bench.later(abs(seconds))
+        bench.page(running, waiting, started=bench.now + min(0.0, seconds), **others)
+        for field in fields(bench.view):
+            value = getattr(bench.view, field.name)
+            if isinstance(value, float):
+                assert math.isfinite(value), field.name
+        if controller in LEARNING:
+            assert 1.0 <= bench.capacity <= 64.0
+            assert bench.fill(prompt=10.0, output=5.0) <= 67  # ceiling + q
+        else:
+            bench.take()
         bench.free(bench.window.in_flight)
         bench.later(5.1)
-        assert bench.window.accepts(1, 0.0, bench.now)
+        assert bench.accepts(q=0.0)
+    bench.later(100.0)
+    bench.page(running=2, waiting=0, itl_sum=10.0, itl_count=100.0)
+    assert bench.accepts()
+
+
+# -- another policy -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("controller", LEARNING)
+def test_another_policy_bounds_what_was_learnt(controller: Controller) -> None:
+    bench = Bench(controller=controller, start=40.0)
+    assert bench.room() >= 40
+    same = renewed(bench.window, WindowPolicy(controller=controller, ceiling=10.0, start=40.0), [], bench.now)
+    assert same is bench.window
+    assert bench.capacity == 10.0
+    assert bench.room() == 10 + Q
+
+
+@pytest.mark.parametrize("before", ALL)
+@pytest.mark.parametrize("after", ALL)
+def test_another_controller_takes_over_the_books(before: Controller, after: Controller) -> None:
+    bench = Bench(controller=before, fixed=9)
+    bench.take(2)
+    bench.go(a_request(3))
+    bench.later()
+    bench.page(running=7)
+    foreign = bench.view.foreign
+    window = renewed(bench.window, WindowPolicy(controller=after, fixed=9), bench.inside, bench.now)
+    assert window.view(bench.now).controller == after.value
+    assert window.in_flight == 5
+    assert window.stance(bench.now) is Stance.FRESH
+    if {before, after} <= set(LEARNING):
+        assert window.foreign == foreign == 1  # 0.5 * 2, seen once
+    bench.window = window
+    bench.free(3)
+    assert window.in_flight == 0
+    if isinstance(window, Adaptive):
+        assert (window.view(bench.now).unanswered, window.kv.held(bench.now)) == (0, 0.0)
+
+
+# -- threshold and fixed --------------------------------------------------------------------------
+
+
+def test_threshold_sends_everything_while_the_last_page_shows_fewer_waiting() -> None:
+    bench = Bench(controller=Controller.THRESHOLD, threshold=3)
+    bench.page(running=4, waiting=2)
+    bench.take(500)
+    assert bench.accepts()  # nothing changes between two pages: the rule's known fault
+    bench.later()
+    bench.page(running=4, waiting=3)
+    assert not bench.accepts()
+    hold = bench.window.why_not(a_request(), Q, bench.now)
+    assert hold is not None
+    assert (hold.name, hold.value, hold.limit) == ("threshold", 3, 3)
+    bench.free(500)
+    assert bench.accepts()  # nothing of ours inside
+    bench.take()
+    assert not bench.accepts()
+
+
+def test_threshold_goes_by_the_floor_in_an_outage() -> None:
+    bench = Bench(controller=Controller.THRESHOLD, floor=2.0)
+    bench.later(31.0)
+    assert bench.fill() == 2
+
+
+def test_fixed_is_fixed_whatever_the_page_shows() -> None:
+    bench = Bench(controller=Controller.FIXED, fixed=7)
+    for running, waiting in ((0, 0), (100, 50), (7, 0)):
+        bench.later()
+        bench.page(running=running, waiting=waiting, kv_usage=1.0, itl_sum=1e4, itl_count=1.0)
+        assert bench.room() == 7
+    bench.later(100.0)
+    assert bench.fill() == 7
+    hold = bench.window.why_not(a_request(), Q, bench.now)
+    assert hold is not None
+    assert (hold.name, hold.value, hold.limit, hold.unit) == ("fixed", 7, 7.0, "requests")

@@ -9,7 +9,7 @@ from envoy_by_messages import Edge, Start, an_entry, log_message, request, until
 
 from extproc.core.events import Settled
 from extproc.core.model import Source
-from extproc.core.window import Stance
+from extproc.core.windows import Stance
 from extproc.pb.wire.v1 import access_log_pb2
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -137,7 +137,7 @@ async def test_a_fault_in_the_scheduler_does_not_end_the_stream(
     _, ticket = await envoy.released()
     log = envoy.access_log()
     with monkeypatch.context() as broken:
-        broken.setattr(edge.driver.scheduler, "_usage", lambda *_: 1 / 0)
+        broken.setattr(edge.driver.scheduler, "_settle", lambda *_: 1 / 0)
         await log.write(log_message(an_entry(ticket, completion_tokens=1)))
         await until(lambda: edge.recorder.count("fault", "scheduler") == 1)
     assert [

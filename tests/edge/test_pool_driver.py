@@ -12,7 +12,7 @@ from envoy_by_messages import ENGINE, Recording, a_config, an_idle_page
 from extproc.core.events import Arrive, Refuse, Release, Settled, Tick, Usage
 from extproc.core.model import Source
 from extproc.core.reasons import Reason
-from extproc.core.window import Stance
+from extproc.core.windows import Stance
 from extproc.edge.driver import PoolDriver
 
 

@@ -417,10 +417,10 @@ async def test_a_fault_that_loses_a_verdict_does_not_hold_its_request_for_ever(
         await until(lambda number=number: edge.held == number)  # type: ignore[misc]
     real, faults = edge.driver.scheduler.drain.count, iter([ZeroDivisionError("planted")])
 
-    def count(now: float) -> None:
+    def count(now: float, cost: float) -> None:
         for fault in faults:
             raise fault
-        real(now)
+        real(now, cost)
 
     monkeypatch.setattr(edge.driver.scheduler.drain, "count", count)
     await first.end()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -35,23 +36,47 @@ def vllm(**values: str | list[str]) -> bytes:
 
 # expected values: read off the pages with grep, added by hand
 SAMPLES: dict[str, tuple[Dialect, Sample]] = {
-    "metrics_vllm_idle.txt": (VLLM, Sample(0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 12.5)),
+    "metrics_vllm_idle.txt": (VLLM, Sample(0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 12.5, 0.0, 0.0)),
     "metrics_vllm_0.32_idle_after_2req.txt": (
         VLLM,
-        Sample(0, 0, 0.0, 0.23080084200000783, 30.0, 0.0, 32.0, 11.0, 12.5),
+        Sample(0, 0, 0.0, 0.23080084200000783, 30.0, 0.0, 32.0, 11.0, 12.5, 0.08161759376525879, 2.0),
     ),
     "metrics_vllm_0.32_load.txt": (
         VLLM,
-        Sample(8, 22, 0.0019533634476864847, 163.8979584160047, 17569.0, 0.0, 17952.0, 140684.0, 12.5),
+        Sample(
+            8,
+            22,
+            0.0019533634476864847,
+            163.8979584160047,
+            17569.0,
+            0.0,
+            17952.0,
+            140684.0,
+            12.5,
+            206.49948644638062,
+            383.0,
+        ),
     ),
     "metrics_vllm_0.32_api2.txt": (
         VLLM,
-        Sample(2, 7, 0.0002441704309608106, 2.840585623999914, 233.0, 0.0, 237.0, 7.0, 12.5),
+        Sample(2, 7, 0.0002441704309608106, 2.840585623999914, 233.0, 0.0, 237.0, 7.0, 12.5, 0.19147801399230957, 3.0),
     ),
     # two engines: 2 + 2 running, 2 + 3 waiting, the fuller of two caches, the rest added
     "metrics_vllm_0.32_dp2.txt": (
         VLLM,
-        Sample(4, 5, 0.0009766817238432424, 9.427292319000117 + 9.483095700999911, 1553.0, 0.0, 1559.0, 11.0, 12.5),
+        Sample(
+            4,
+            5,
+            0.0009766817238432424,
+            9.427292319000117 + 9.483095700999911,
+            1553.0,
+            0.0,
+            1559.0,
+            11.0,
+            12.5,
+            0.19788527488708496 + 0.16915583610534668,
+            5.0,
+        ),
     ),
     "vllm_two_engines.txt": (VLLM, Sample(8, 2, 0.75, 6.75, 770.0, 5.0, 800.0, 3000.0, 12.5)),
     "vllm_old.txt": (VLLM, Sample(12, 1, 0.5, 16.0, 800.0, 7.0, 900.0, None, 12.5)),
@@ -65,7 +90,7 @@ SAMPLES: dict[str, tuple[Dialect, Sample]] = {
 def test_the_sample_on_each_page(name: str, page: Page) -> None:
     dialect, sample = SAMPLES[name]
     reading = read(dialect, page(name))
-    assert reading.sample == sample
+    assert replace(reading.sample, kv_capacity_tokens=None) == sample  # that has a test of its own
     assert reading.ignored == {}
 
 
@@ -91,18 +116,18 @@ def test_detection_by_presence(any_page: str, page: Page) -> None:
     ],
 )
 def test_kv_capacity(name: str, tokens: int | None, page: Page) -> None:
-    assert read(SAMPLES[name][0], page(name)).kv_capacity_tokens == tokens
+    assert read(SAMPLES[name][0], page(name)).sample.kv_capacity_tokens == tokens
 
 
 def test_kv_capacity_of_two_engines_from_blocks_is_not_added_twice() -> None:
     config = 'vllm:cache_config_info{block_size="128",engine="%d",num_gpu_blocks="16384"} 1\n'
-    assert read(VLLM, vllm() + (config % 0 + config % 1).encode()).kv_capacity_tokens == 2_097_152
+    assert read(VLLM, vllm() + (config % 0 + config % 1).encode()).sample.kv_capacity_tokens == 2_097_152
 
 
 @pytest.mark.parametrize("blocks", ["None", "", "-1", "1.5", "9" * 30])
 def test_a_kv_capacity_that_is_no_number_is_unknown(blocks: str) -> None:
     config = f'vllm:cache_config_info{{block_size="128",num_gpu_blocks="{blocks}"}} 1\n'
-    assert read(VLLM, vllm() + config.encode()).kv_capacity_tokens is None
+    assert read(VLLM, vllm() + config.encode()).sample.kv_capacity_tokens is None
 
 
 # names ------------------------------------------------------------------------------------------------------------

@@ -190,7 +190,7 @@ async def scraping(url: str, **settings: Any) -> AsyncIterator[Scraped]:
 async def test_vllm_is_read_from_the_filtered_page(engine: Engine) -> None:
     async with scraping(engine.url) as scraped:
         sample = await scraped.sampled(2)
-    assert sample == Sample(8, 2, 0.75, 6.75, 770.0, 5.0, 800.0, 3000.0, started=100.0)
+    assert sample == Sample(8, 2, 0.75, 6.75, 770.0, 5.0, 800.0, 3000.0, started=100.0, kv_capacity_tokens=128_000)
     assert set(engine.asked) == {"filtered"}
     scraper = scraped.scraper
     assert (scraper.dialect, scraper.form, scraper.failing) == (VLLM, Form.FILTERED, None)
@@ -219,7 +219,7 @@ async def test_the_filter_of_the_library_that_vllm_uses(engine: Engine) -> None:
     engine.filtered = handle
     async with scraping(engine.url) as scraped:
         sample = await scraped.sampled()
-    assert sample == Sample(3, 1, None, 0.75, 2.0, None, 40.0, None, started=100.0)
+    assert sample == Sample(3, 1, None, 0.75, 2.0, None, 40.0, None, started=100.0, kv_capacity_tokens=1600)
     assert scraped.scraper.kv_capacity_tokens == 1600
     assert b"swapped" not in pages[0] and b"_bucket" not in pages[0]
     assert set(engine.asked) == {"filtered"}

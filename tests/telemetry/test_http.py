@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.cli.ports import free_ports
 from extproc.core.view import ClassView, FlowView, PoolView
-from extproc.core.window import Stance, WindowView
+from extproc.core.windows import Stance, WindowView
 from extproc.telemetry.http import HttpPort
 
 
@@ -94,7 +94,9 @@ async def test_the_state_as_json(port: Port) -> None:
     assert data["ready"] is True
     sim, other = data["pools"]
     assert (sim["pool"], sim["queued"], sim["queued_bytes"], sim["in_flight"]) == ("sim", 2, 300, 1)
-    assert sim["classes"] == [{"name": "default", "rank": 1, "queued": 2, "in_flight": 1, "tenants": 1}]
+    assert sim["classes"] == [
+        {"name": "default", "rank": 1, "queued": 2, "in_flight": 1, "tenants": 1, "retired": False}
+    ]
     assert sim["flows"] == [
         {"tenant": "tenant é", "cls": "default", "queued": 2, "in_flight": 1, "tag": 10.0, "weight": 1.0}
     ]

@@ -17,7 +17,7 @@ from extproc.core.events import Refuse, Release, Settled
 from extproc.core.model import Source
 from extproc.core.reasons import Reason
 from extproc.core.view import ClassView, PoolView
-from extproc.core.window import Stance, WindowView
+from extproc.core.windows import Stance, WindowView
 from extproc.telemetry.metrics import Metrics, ScrapeStats
 
 GOLDEN = Path(__file__).with_name("metrics.golden")
@@ -45,6 +45,7 @@ POOL = PoolView(
     releases_per_s=1.5,
     classes=(ClassView("interactive", 0, 2, 4, 3), ClassView("batch", 1, 3, 3, 1)),
     endpoints=(READ, UNREAD),
+    counts={"usage": 1, "page": 0},
 )
 SCRAPERS = [
     ScrapeStats("sim", "10.0.0.1:8000", "vllm", 40, {"timeout": 2, "refused": 0}, 0.0125),
@@ -196,6 +197,7 @@ def test_before_anything_has_happened() -> None:
         ("fairlane_clamped_requests_total",): 0,
         ("fairlane_faults_total", "stream"): 0,
         ("fairlane_faults_total", "scheduler"): 0,
+        ("fairlane_faults_total", "recording"): 0,
     }
 
 

@@ -1,0 +1,270 @@
+"""The parts of the file that the scheduler is told: classes, tenants, pools."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from extproc.config.section import Section
+from extproc.config.units import Bytes, IpPort, Seconds
+from extproc.core.model import (
+    MAX_DEPTH,
+    ClassPolicy,
+    Controller,
+    CostWeights,
+    Gates,
+    Order,
+    Outage,
+    Overflow,
+    PoolPolicy,
+    TenantPolicy,
+    Unit,
+    WindowPolicy,
+)
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
+ALL = "*"
+# Envoy gives up on a silent processor after 3600 s at most (ext_proc message_timeout).
+_LONGEST_HOLD_S = 3500.0
+
+Share = Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+Bytestring = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class ClassGates(Section):
+    """Beyond these signals of an engine the class sends it nothing."""
+
+    max_waiting: Count | None = None
+    max_tpot: Seconds | None = None
+    max_kv_usage: Annotated[float, Field(gt=0, le=1)] | None = None
+    max_ttft: Seconds | None = None
+
+
+class Class(Section):
+    rank: Annotated[int, Field(ge=0, le=1000)]
+    priority: Annotated[int, Field(ge=-(2**53), le=2**53)]
+    queue_timeout: Seconds = 60.0
+    max_waiting: Annotated[int, Field(ge=0, le=1000)] = 3
+    max_queued: Count = 10_000
+    max_queued_bytes: Bytes | None = None
+    max_queued_tokens: Count | None = None
+    max_in_flight: Count | None = None
+    min_share: Share = 0.0
+    overflow: Literal["shed_heaviest", "reject_newest"] = "shed_heaviest"
+    order: Literal["fifo", "shortest_first", "deadline"] = "fifo"
+    promote_after: Seconds | None = None
+    headroom: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    when: Literal["always", "idle"] = "always"
+    hopeless: Literal["wait", "refuse"] = "wait"
+    gates: ClassGates = ClassGates()
+
+    @field_validator("queue_timeout")
+    @classmethod
+    def _within_envoy(cls, value: float) -> float:
+        if not 0 < value <= _LONGEST_HOLD_S:
+            raise ValueError(f"must be above 0 and at most {_LONGEST_HOLD_S:g}s: Envoy holds no request for longer")
+        return value
+
+    def policy(self, name: str) -> ClassPolicy:
+        """What the core is told."""
+        gates = self.gates
+        return ClassPolicy(
+            name=name,
+            rank=self.rank,
+            priority_base=self.priority,
+            queue_timeout_s=self.queue_timeout,
+            max_waiting=self.max_waiting,
+            max_queued=self.max_queued,
+            max_in_flight=self.max_in_flight,
+            min_share=self.min_share,
+            max_queued_bytes=self.max_queued_bytes,
+            max_queued_tokens=self.max_queued_tokens,
+            overflow=Overflow(self.overflow),
+            order=Order(self.order),
+            promote_after_s=self.promote_after,
+            headroom=self.headroom,
+            idle_only=self.when == "idle",
+            gates=Gates(gates.max_waiting, gates.max_tpot, gates.max_kv_usage, gates.max_ttft),
+            fail_fast=self.hopeless == "refuse",
+        )
+
+
+class Tenant(Section):
+    """A tenant, or a node above tenants where their names have levels."""
+
+    weight: Positive = 1.0
+    max_queued: Count = 1_000
+    max_queued_bytes: Bytes = 512 * 1024**2
+    max_queued_tokens: Count | None = None
+    max_in_flight: Count | None = None
+    rate: Positive | None = None  # cost units a second
+    rate_burst: NotNegative = 0.0  # cost units
+    burst: NotNegative = 0.0  # cost units
+    parent: Bytestring | None = None
+    default_class: str | None = None  # of requests that name none
+    classes: list[str] | None = None  # that it may use; none given: all
+
+    @field_validator("weight")
+    @classmethod
+    def _sane(cls, value: float) -> float:
+        if not 1e-6 <= value <= 1e6 or math.isnan(value):
+            raise ValueError("must be between 0.000001 and 1000000")
+        return value
+
+    @model_validator(mode="after")
+    def _burst_of_a_rate(self) -> Tenant:
+        if self.rate_burst and self.rate is None:
+            raise ValueError("rate_burst means nothing without a rate")
+        return self
+
+    def policy(self) -> TenantPolicy:
+        """What the core is told."""
+        return TenantPolicy(
+            weight=self.weight,
+            max_queued=self.max_queued,
+            max_queued_bytes=self.max_queued_bytes,
+            max_in_flight=self.max_in_flight,
+            max_queued_tokens=self.max_queued_tokens,
+            burst=self.burst,
+            rate=self.rate,
+            rate_burst=self.rate_burst,
+            parent=self.parent,
+        )
+
+
+class Metrics(Section):
+    interval: Seconds = 0.25
+    idle_interval: Seconds = 2.0
+    timeout: Seconds = 1.0
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Metrics:
+        if not 0.02 <= self.interval <= self.idle_interval:
+            raise ValueError("interval must be at least 20ms and no longer than idle_interval")
+        if not 0 < self.timeout <= 30:
+            raise ValueError("timeout must be above 0 and at most 30s")
+        return self
+
+
+class Window(Section):
+    controller: Literal["adaptive", "first", "threshold", "fixed"] = "adaptive"
+    start: Annotated[float, Field(ge=1, le=4096)] = 8.0
+    max_tpot: Seconds = 0.150
+    max_kv_usage: Annotated[float, Field(gt=0, le=1)] = 0.95
+    overtake: Annotated[int, Field(ge=0, le=4)] = 1
+    outage: Literal["degrade", "hold", "open"] = "degrade"
+    max_num_seqs: Annotated[int, Field(ge=1, le=4096)] | None = None
+    threshold: Count = 3
+    fixed: Count = 32
+
+    @field_validator("max_tpot")
+    @classmethod
+    def _some_time(cls, value: float) -> float:
+        if value <= 0:
+            raise ValueError("must be above 0: no engine makes a token in no time")
+        return value
+
+
+class Cost(Section):
+    unit: Literal["tokens", "requests", "time"] = "tokens"
+    prompt: NotNegative = 1.0
+    cached: NotNegative = 0.1
+    output: NotNegative = 2.0
+
+    @model_validator(mode="after")
+    def _something(self) -> Cost:
+        if self.prompt + self.output <= 0:
+            raise ValueError("prompt or output must be above 0, or nothing would cost anything")
+        return self
+
+
+class Pool(Section):
+    name: str
+    models: Annotated[list[Bytestring], Field(min_length=1)]
+    endpoints: Annotated[list[IpPort], Field(min_length=1)]
+    engine: Literal["auto", "vllm", "llamacpp"] = "auto"
+    metrics: Metrics = Metrics()
+    window: Window = Window()
+    cost: Cost = Cost()
+    max_queued: Count = 20_000
+    max_queued_bytes: Bytes = 2 * 1024**3
+    promote_every: Count = 8
+    priority_steps: Annotated[int, Field(ge=1, le=1000)] = 4
+    prefix_slack: NotNegative = 0.0
+
+    @field_validator("name")
+    @classmethod
+    def _plain(cls, value: str) -> str:
+        if not NAME.match(value):
+            raise ValueError(f"{value!r} must be letters, digits, '.', '_' or '-', and at most 63 of them")
+        return value
+
+    @field_validator("endpoints")
+    @classmethod
+    def _once(cls, value: list[str]) -> list[str]:
+        twice = {e for e in value if value.count(e) > 1}
+        if twice:
+            raise ValueError(f"named twice: {', '.join(sorted(twice))}")
+        return value
+
+    def policy(
+        self, classes: Mapping[str, Class], tenants: Mapping[str, Tenant], default: Tenant, separator: str | None
+    ) -> PoolPolicy:
+        """What the core is told. `default`: the tenant of those that `tenants` does not name."""
+        window, cost = self.window, self.cost
+        return PoolPolicy(
+            name=self.name,
+            classes=tuple(each.policy(name) for name, each in classes.items()),
+            tenants={name: tenant.policy() for name, tenant in tenants.items() if name != ALL},
+            default_tenant=default.policy(),
+            weights=CostWeights(prompt=cost.prompt, cached=cost.cached, output=cost.output),
+            window=WindowPolicy(
+                start=window.start,
+                max_tpot_s=window.max_tpot,
+                max_kv_usage=window.max_kv_usage,
+                overtake=window.overtake,
+                scrape_interval_s=self.metrics.interval,
+                idle_scrape_interval_s=self.metrics.idle_interval,
+                first_scrape_grace_s=self.metrics.timeout + 1.0,
+                controller=Controller(window.controller),
+                outage=Outage(window.outage),
+                max_num_seqs=window.max_num_seqs,
+                threshold=window.threshold,
+                fixed=window.fixed,
+            ),
+            max_queued=self.max_queued,
+            max_queued_bytes=self.max_queued_bytes,
+            unit=Unit(cost.unit),
+            separator=separator,
+            promote_every=self.promote_every,
+            priority_steps=self.priority_steps,
+            prefix_slack=self.prefix_slack,
+        )
+
+
+def check_tree(tenants: Mapping[str, Tenant], separator: str | None) -> None:
+    """Raise ValueError where `parent`s run in a circle, or deeper than the tree may be."""
+    for name in tenants:
+        path = [name]
+        while (parent := _parent(path[-1], tenants, separator)) is not None:
+            if parent in path:
+                raise ValueError(f"tenants: {' -> '.join([*path, parent])}: the parents run in a circle")
+            path.append(parent)
+        if len(path) > MAX_DEPTH:
+            raise ValueError(f"tenants: {' -> '.join(path)}: {len(path)} levels, and there may be {MAX_DEPTH}")
+
+
+def _parent(name: str, tenants: Mapping[str, Tenant], separator: str | None) -> str | None:
+    own = tenants.get(name)
+    if own is not None and own.parent is not None:
+        return own.parent
+    if separator is None or separator not in name:
+        return None
+    return name.rpartition(separator)[0] or None

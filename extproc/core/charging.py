@@ -1,0 +1,136 @@
+"""What a request costs in the pool's unit of service: before it runs, while it runs, and at its end.
+
+    tokens      prompt * w_prompt + cached * w_cached + output * w_output   (see `CostWeights`)
+    requests    1
+    time        seconds in the engine * slots
+
+At release the estimate is charged. A request that runs past it goes on being charged (`Overrun`): else one
+long answer would be served for nothing until it ends. Its tokens are not seen, so they are reckoned from the
+engine's pace and the time for which it runs: since its first token, or, where that is not seen either, since a page
+showed that nothing waited in the engine. Time that it may have spent in the engine's own queue does not count. Charging
+for it feeds on itself: a tenant that is kept back has fewer requests inside, those get the better priorities, and
+the others' requests wait in the engine, and are charged, for ever longer. At the end its charge is trued up to
+what it really took, or, where nobody tells, to what fits into the time that it had.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+
+from extproc.core.events import Usage
+from extproc.core.model import INSIDE, MAX_TOKENS, PoolPolicy, Request, Sample, Source, Unit
+from extproc.core.node import MAX_COST
+
+_AGAIN = 0.5  # of the time that it has run: an answer of any length is looked at a few times only
+_PACE_S = 0.05  # seconds per output token, while no engine has told its own
+_SOONEST_S = 0.1
+_LAG_S = 1.0  # gauges of a busy vLLM show a burst after 0.4-0.9 s
+
+
+def tokens(count: int | None) -> int | None:
+    """A count that an engine claims; one that cannot be is none."""
+    return count if count is not None and 0 <= count < MAX_TOKENS else None
+
+
+def absurd(usage: Usage) -> bool:
+    """Whether an engine claims what cannot be."""
+    counts = (usage.prompt_tokens, usage.cached_tokens, usage.output_tokens)
+    return any(count is not None and not 0 <= count < MAX_TOKENS for count in counts)
+
+
+def estimated(policy: PoolPolicy, prompt: float, output: float, seconds: float, slots: int) -> float:
+    """Cost of a request that is expected to take so much. `output`: of all its choices; `seconds`: in the engine."""
+    if policy.unit is Unit.TOKENS:
+        return min(policy.weights.cost(prompt, output), MAX_COST)
+    return 1.0 if policy.unit is Unit.REQUESTS else seconds * slots
+
+
+def final(policy: PoolPolicy, request: Request, usage: Usage, pace_s: float | None, now: float) -> tuple[float, Source]:
+    """(cost, where it comes from). `pace_s`: seconds per output token at its endpoint; None: not known."""
+    source = usage.source
+    prompt, output = tokens(usage.prompt_tokens), tokens(usage.output_tokens)
+    if source is Source.USAGE and prompt is None and output is None:
+        source = Source.TIME  # it says that it counts, and does not
+    if source is Source.ERROR:
+        return 0.0, source
+    if source is Source.ESTIMATE:
+        return request.charged, source
+    until = now if request.ended_at is None else request.ended_at
+    seconds = max(0.0, until - request.released_at)
+    if policy.unit is not Unit.TOKENS:
+        return (1.0 if policy.unit is Unit.REQUESTS else seconds * request.slots), source
+    produced: float | None = output
+    if produced is None:
+        if pace_s:
+            produced = min(seconds / pace_s, float(_most(request))) * request.slots
+        else:
+            produced = request.output_tokens
+            source = Source.ESTIMATE if source is Source.TIME else source
+    read = request.prompt_tokens if prompt is None else float(prompt)
+    # Where the order is bent for warm prompts, what is saved is everybody's: were it the tenant's, its next ones
+    # would be due sooner for having been warm, and again.
+    cached = 0 if policy.prefix_slack > 0 else max(0, usage.cached_tokens)
+    return min(policy.weights.cost(read, produced, cached), MAX_COST), source
+
+
+def _most(request: Request) -> int:
+    return MAX_TOKENS if request.max_output is None else request.max_output
+
+
+class Overrun:
+    """The requests inside, by the time at which their charge is used up. Looked at when something happens
+    anyway; it wakes nobody."""
+
+    __slots__ = ("_due", "_seq", "_unqueued_at")
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, int, Request, float | None]] = []  # the last: it runs since then
+        self._unqueued_at: dict[str, float] = {}  # endpoint -> when nothing waited in it, last
+        self._seq = 0
+
+    def on_page(self, endpoint: str, sample: Sample) -> None:
+        """A page of `endpoint` was read."""
+        if sample.waiting == 0:
+            self._unqueued_at[endpoint] = sample.started - _LAG_S
+
+    def forget(self, endpoint: str) -> None:
+        self._unqueued_at.pop(endpoint, None)
+
+    def watch(self, request: Request, unit: Unit, pace_s: float | None) -> None:
+        """`request` has been released. `pace_s`: seconds per output token of its engine; None: not known."""
+        if unit is Unit.REQUESTS:
+            return
+        expected_s = request.cost if unit is Unit.TIME else request.output_tokens * (pace_s or _PACE_S)
+        self._push(request, request.released_at + expected_s / request.slots, None)
+
+    def due(self, now: float) -> tuple[Request, float] | None:
+        """The next request that is to be charged again, and since when it runs; None: there is no other."""
+        heap = self._due
+        while heap and heap[0][0] <= now:
+            _, _, request, since = heapq.heappop(heap)
+            if request.state not in INSIDE or request.settled:
+                continue
+            if request.first_token_at is not None:
+                since = request.first_token_at
+            elif since is None:
+                unqueued_at = self._unqueued_at.get(request.endpoint or "", -math.inf)
+                since = unqueued_at if unqueued_at >= request.released_at else None
+            self._push(request, now + _AGAIN * (now - request.released_at), since)
+            if since is not None:
+                return request, since
+        return None
+
+    def _push(self, request: Request, at: float, since: float | None) -> None:
+        self._seq += 1
+        heapq.heappush(self._due, (max(at, request.released_at + _SOONEST_S), self._seq, request, since))
+
+
+def so_far(request: Request, policy: PoolPolicy, pace_s: float | None, since: float, now: float) -> float:
+    """What a request that runs `since` then has cost until now, as far as time tells. `pace_s`: as in `watch`."""
+    if policy.unit is Unit.TIME:
+        return (now - request.released_at) * request.slots
+    if not pace_s:
+        return 0.0
+    produced = min((now - since) / pace_s, float(_most(request))) * request.slots
+    return min(policy.weights.cost(request.prompt_tokens, produced), MAX_COST)

@@ -1,0 +1,207 @@
+"""Whose turn it is, and where to. Reads the scheduler's state and changes none of it.
+
+    classes that are behind their `min_share`, the furthest behind first;
+    then classes by rank, each preceded by the next request of the class below when that has waited for
+    long enough to count one class up (`promote_after_s`);
+    of a class, the next request in fair order, or one within `prefix_slack` of it whose prompt an endpoint
+    with room has just read; None when caps and rates block all of it: the next class may try;
+    the endpoint with the most room that accepts it; none: nobody goes. A lower class never passes a blocked
+    higher one.
+
+A class that is behind, or a request that counts one class up, has the standing queue of those it passes:
+else a full one would hold it for ever. Where its own gates hold it, it does not hold up those whom it would
+have passed: they may go to the endpoints that it may not use, and to no other.
+
+A window may owe the next turn to a request that it has refused for long enough (`Window.owed`), and refuse all
+others meanwhile. Such a request is asked for also where a higher class stands before it, or neither would go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from extproc.core.class_queue import ClassQueue
+from extproc.core.model import ClassPolicy, Gates, Request, State
+from extproc.core.windows import Window
+
+if TYPE_CHECKING:
+    from extproc.core.scheduler import Scheduler
+
+_HEADS = 32  # flows looked at for a warm prefix
+
+
+class By(Enum):
+    """Why it is a class's turn."""
+
+    RANK = "rank"
+    SHARE = "min_share"  # it is behind
+    PROMOTION = "promote_after"
+
+
+_RANK, _SHARE, _PROMOTION = By.RANK, By.SHARE, By.PROMOTION  # as globals, for the hot path
+
+
+class Turn(NamedTuple):
+    """A class whose turn it is."""
+
+    cls: ClassQueue
+    q: float  # standing queue that it may use
+    counts_as: ClassPolicy  # what the engine's priority goes by
+    request: Request  # the next one in fair order
+    by: By
+
+
+class Choice(NamedTuple):
+    """The next release."""
+
+    turn: Turn
+    request: Request
+    window: Window
+    most: float | None  # what a full window may be exceeded to, for one that overtakes; None: there was room
+
+
+def turns(scheduler: Scheduler, now: float) -> Iterator[Turn]:
+    """Classes with something that may go, in the order in which they may."""
+    classes, policy = scheduler.classes, scheduler.policy
+    if scheduler.has_shares:
+        v = scheduler.share_v
+        behind = [c for c in classes if len(c.queue) and c.behind(v)]
+        behind.sort(key=lambda c: c.share_tag)
+        for cls in behind:
+            request = None if cls.capped() else cls.queue.peek(now)
+            if request is not None:
+                yield Turn(cls, scheduler.q_max, cls.policy, request, _SHARE)
+    # The next release is number `releases` + 1.
+    may_promote = scheduler.promotes and scheduler.releases + 1 - scheduler.promoted_at >= policy.promote_every
+    for i, cls in enumerate(classes):
+        if may_promote and i + 1 < len(classes):
+            below = classes[i + 1]
+            after = below.policy.promote_after_s
+            if after is not None and len(below.queue) and not below.capped():
+                request = below.queue.peek(now)
+                if request is not None and now - request.arrival >= after:
+                    yield Turn(below, max(cls.q, below.q), cls.policy, request, _PROMOTION)
+        if not len(cls.queue) or _full(scheduler, cls, now):
+            continue
+        request = cls.queue.peek(now)
+        if request is not None:
+            yield Turn(cls, cls.q, cls.policy, request, _RANK)
+
+
+def asked(scheduler: Scheduler, now: float) -> float:
+    """The standing queue that the next request in line aims at, less what it takes beyond one slot."""
+    if scheduler.queued:
+        for turn in turns(scheduler, now):
+            return max(0.0, turn.q - (turn.request.slots - 1))
+    return scheduler.q_max
+
+
+def _full(scheduler: Scheduler, cls: ClassQueue, now: float) -> bool:
+    """Whether the class holds all that it may."""
+    return cls.capped() or (cls.headroom is not None and cls.queue.in_flight >= room_left(scheduler, cls, now))
+
+
+def room_left(scheduler: Scheduler, cls: ClassQueue, now: float) -> int:
+    """Slots that a class with `headroom` may hold. With nobody above it, and nobody expected, all of them."""
+    headroom = cls.headroom
+    if headroom is None:
+        raise ValueError(f"class {cls.policy.name!r} has no headroom set")
+    capacity = sum(w.slots(now) for w in scheduler.windows.values() if not w.removed)
+    return headroom.cap(capacity, now)
+
+
+def next_release(scheduler: Scheduler, now: float) -> Choice | None:
+    """The request that goes next, and where to; None: nothing may go."""
+    passed: list[Gates] = []
+    for turn in turns(scheduler, now):
+        if scheduler.policy.prefix_slack > 0 and (choice := _warm(scheduler, turn, passed, now)) is not None:
+            return choice
+        window, most = pick(scheduler, turn, passed, now)
+        if most is not None and turn.request.prefix and scheduler.policy.prefix_slack > 0:
+            # With many tenants each next one has nothing inside, and would take every place that there is.
+            return None
+        if window is not None:
+            return Choice(turn, turn.request, window, most)
+        if turn.by is _RANK or turn.cls.gates is None:
+            break
+        passed.append(turn.cls.gates)
+    return _owed(scheduler, now)
+
+
+def pick(scheduler: Scheduler, turn: Turn, passed: Sequence[Gates], now: float) -> tuple[Window | None, float | None]:
+    """The accepting endpoint that is least full in proportion to its window; among equals, the one that has not
+    been used for longest. A tenant with nothing inside may exceed a full window by `overtake`, and where all are
+    overfull, go to one that holds fewer than `overtake` such guests: then with what `Window.take` is to be told.
+    `passed`: gates of those who would have gone before, had these not been closed."""
+    request, q = turn.request, turn.q
+    windows = scheduler.windows.values()
+    best: Window | None = None
+    best_key: tuple[float, float, int] | None = None
+    for w in windows:
+        if not _open(w, turn.cls.gates, passed, now) or not w.accepts(request, q, now):
+            continue
+        if len(windows) == 1:
+            return w, None
+        key = _fullness(w, q, now)
+        if best_key is None or key < best_key:
+            best, best_key = w, key
+    overtake = scheduler.policy.window.overtake
+    # A class without a standing queue of its own has nobody to overtake.
+    if best is not None or not overtake or q <= 0 or request.tenant in scheduler.inside:
+        return best, None
+    for w in windows:
+        if not _open(w, turn.cls.gates, passed, now):
+            continue
+        if w.may_overtake(request, q, overtake, now) and (best_key is None or _fullness(w, q, now) < best_key):
+            best, best_key = w, _fullness(w, q, now)
+    return best, None if best is None else best.limit(q, now) + overtake
+
+
+def _open(window: Window, gates: Gates | None, passed: Sequence[Gates], now: float) -> bool:
+    """Whether no gate is closed there, but those of all who would have gone before are."""
+    if gates is not None and window.gate(gates, now) is not None:
+        return False
+    return not passed or all(window.gate(other, now) is not None for other in passed)
+
+
+def shut(scheduler: Scheduler, gates: Gates | None, now: float) -> bool:
+    """Whether a class's gates are closed at each endpoint."""
+    there = [w for w in scheduler.windows.values() if not w.removed]
+    return gates is not None and bool(there) and all(w.gate(gates, now) is not None for w in there)
+
+
+def _fullness(window: Window, q: float, now: float) -> tuple[float, float, int]:
+    return window.load / max(1.0, window.limit(q, now)), window.load, window.last_take
+
+
+def _owed(scheduler: Scheduler, now: float) -> Choice | None:
+    """A request that a window holds all others back for, and that it takes now."""
+    for window in scheduler.windows.values():
+        request = window.owed(now)
+        if request is None or request.state is not State.QUEUED:
+            continue
+        cls = scheduler.by_name[request.cls]
+        if _full(scheduler, cls, now) or cls.queue.peek(now) is not request:
+            continue
+        if _open(window, cls.gates, (), now) and window.accepts(request, cls.q, now):
+            return Choice(Turn(cls, cls.q, cls.policy, request, _RANK), request, window, None)
+    return None
+
+
+def _warm(scheduler: Scheduler, turn: Turn, passed: Sequence[Gates], now: float) -> Choice | None:
+    """Among the flows within the slack, the request whose prompt prefix an endpoint with room has read last."""
+    best: Choice | None = None
+    best_match = (0, float("-inf"))
+    heads = turn.cls.queue.heads(now, scheduler.policy.prefix_slack, _HEADS)
+    for request in heads if turn.by is not _PROMOTION else heads[:1]:
+        if not request.prefix:
+            continue
+        for window in scheduler.windows.values():
+            match = scheduler.prefixes.match(window.endpoint, request.prefix, now)
+            if match <= best_match:
+                continue
+            if _open(window, turn.cls.gates, passed, now) and window.accepts(request, turn.q, now):
+                best, best_match = Choice(turn, request, window, None), match
+    return best

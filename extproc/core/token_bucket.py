@@ -1,0 +1,147 @@
+"""Rates in cost units a second: token buckets of nodes of the tree.
+
+A bucket holds `burst` units when it is full and gains `rate` units a second. A release takes its
+estimated charge at once and may take more than there is: the bucket goes into debt, and nothing more goes
+until it is positive again. A true-up takes or gives back the difference. So over any time t no more than
+burst + rate * t + one charge is taken, plus what true-ups add later, which is paid off by waiting.
+
+A full bucket always lets one go, so `burst` 0 means one after the other at the rate.
+
+A bucket belongs to the path of a node and is shared by the queues of all classes of a pool (`Buckets`).
+`members` are the nodes that it holds up, with the queue of each, which is told of every change.
+
+Left out: a rate per class. A bucket without members is kept until it is full again, so that leaving and
+coming back gains nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from typing import Protocol
+
+from extproc.core.model import TenantPolicy
+
+
+class Member(Protocol):
+    """A queue that has nodes with a bucket."""
+
+    def reconsider(self, node: object) -> None:
+        """What the node's bucket says has changed."""
+
+
+class Bucket:
+    """Tokens of one node path. Times are seconds, amounts cost units."""
+
+    __slots__ = ("at", "burst", "level", "members", "path", "rate", "ready_at")
+
+    def __init__(self, path: str, rate: float, burst: float, now: float) -> None:
+        self.path = path
+        self.rate = rate
+        self.burst = burst
+        self.level = burst
+        self.at = now
+        self.ready_at = -math.inf  # from when something may go
+        self.members: dict[object, Member] = {}
+
+    def level_at(self, now: float) -> float:
+        return min(self.burst, self.level + self.rate * max(0.0, now - self.at))
+
+    def take(self, amount: float, now: float) -> None:
+        """Less than 0 gives back. Goes into debt where there is not enough."""
+        if now > self.at:
+            self.level = self.level_at(now)
+            self.at = now
+        self._set(min(self.burst, self.level - amount))
+
+    def full_at(self) -> float:
+        return self.at + (self.burst - self.level) / self.rate
+
+    def reconfigure(self, rate: float, burst: float, now: float) -> None:
+        """What is missing from a full bucket stays missing."""
+        if (rate, burst) == (self.rate, self.burst):
+            return
+        missing = self.burst - self.level_at(now)
+        self.at = max(now, self.at)
+        self.rate, self.burst = rate, burst
+        self._set(burst - missing)
+
+    def _set(self, level: float) -> None:
+        self.level = level
+        if level > 0.0 or level >= self.burst:
+            self.ready_at = -math.inf
+        elif self.burst == 0.0:
+            self.ready_at = self.full_at()
+        else:
+            # The next float: at the moment itself the bucket holds 0, and is still empty.
+            self.ready_at = math.nextafter(self.at - level / self.rate, math.inf)
+
+
+class Buckets:
+    """The buckets of a pool, by path of their node. `now` is the last time that any queue was told."""
+
+    __slots__ = ("_alone", "_buckets", "_count", "now")
+
+    def __init__(self) -> None:
+        self.now = -math.inf
+        self._buckets: dict[str, Bucket] = {}
+        self._alone: list[tuple[float, int, Bucket]] = []  # without members, by the time at which they are full
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def get(self, path: str) -> Bucket | None:
+        return self._buckets.get(path)
+
+    def join(self, path: str, policy: TenantPolicy, node: object, queue: Member) -> Bucket | None:
+        """The bucket of a node, which is a member of it from now on; None: its policy has no rate."""
+        if policy.rate is None:
+            return None
+        self._drop_full()
+        bucket = self._buckets.get(path)
+        if bucket is None:
+            bucket = self._buckets[path] = Bucket(path, policy.rate, policy.rate_burst, self._time())
+        else:
+            bucket.reconfigure(policy.rate, policy.rate_burst, self._time())
+        bucket.members[node] = queue
+        return bucket
+
+    def leave(self, bucket: Bucket, node: object) -> None:
+        bucket.members.pop(node, None)
+        if not bucket.members:
+            self._wait_alone(bucket)
+
+    def take(self, bucket: Bucket, amount: float) -> None:
+        """Takes (or gives back) now, and tells all that it holds up."""
+        bucket.take(amount, self._time())
+        for node, queue in list(bucket.members.items()):
+            queue.reconsider(node)
+
+    def _time(self) -> float:
+        return self.now if self.now > -math.inf else 0.0
+
+    def _wait_alone(self, bucket: Bucket) -> None:
+        self._count += 1
+        heapq.heappush(self._alone, (bucket.full_at(), self._count, bucket))
+
+    def _drop_full(self) -> None:
+        """A few at a time: for each that joins, two that nobody needs may go."""
+        for _ in range(2):
+            if not self._alone or self._alone[0][0] > self.now:
+                return
+            bucket = heapq.heappop(self._alone)[2]
+            if bucket.members or self._buckets.get(bucket.path) is not bucket:
+                continue
+            if bucket.full_at() > self.now:
+                self._wait_alone(bucket)
+            else:
+                del self._buckets[bucket.path]
+
+
+def check_rate(path: str, policy: TenantPolicy) -> None:
+    """Raises ValueError for a rate or a burst that is none."""
+    if policy.rate is not None and not (policy.rate > 0.0 and math.isfinite(policy.rate)):
+        raise ValueError(f"rate of {path!r} must be a positive number of cost units a second, not {policy.rate!r}")
+    if not (policy.rate_burst >= 0.0 and math.isfinite(policy.rate_burst)):
+        raise ValueError(f"rate_burst of {path!r} must be a number of cost units from 0 on, not {policy.rate_burst!r}")

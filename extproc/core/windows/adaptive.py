@@ -1,0 +1,266 @@
+"""The recommended controller, for small and large engines alike: slots, latency, KV and prefill, each by its own
+account.
+
+    may go      while in_flight + foreign < min(R + q, W), and KV and prefill have room (`base` says what goes at all)
+    W           by inter-token latency, see `latency`; no limit while the page has no histogram of it
+    KV          see `kv_account`;  prefill: see `prefill`
+    STALE       min(R, W): keep the batch full, give up the standing queue
+    OUTAGE      0.8 of that, by our own count alone
+
+R, the engine's slots, is learnt where engines have few; on large ones it hardly ever binds:
+
+    something waits     R = running if more than 2q wait, else half way to it. `running` is the most of the last three
+                        readings while something waits; 0 tells nothing of slots
+    nothing waits       and R is filled to 0.9, by our count when the page was asked for, and by the page itself: R
+                        doubles until something has waited, then + 10 %, at least 1
+    the page itself     running >= 0.9 R and >= in_flight + foreign - 1: it has seen our requests. vLLM's page shows a
+                        burst after 0.4-0.9 s; until then it says that nothing waits. Or a whole window of ours has
+                        come and gone for over a second (see `base`)
+    too slow            a page whose own latency is over the limit does not raise R
+    max_num_seqs        where the policy gives it, R starts there and is never probed beyond
+
+q is the class's standing queue: a class without one fills R and no more. Limits are rounded up to whole requests:
+one goes while fewer than the limit are inside.
+
+Order on a page: foreign load and latency deltas (`base`), slots, W, then KV and the prefill limit, which is P
+(clamped to 1,024..16,384; 8,192 until a regression tells), and the prompts of a standing queue more, where one has
+been seen within 20 s: they wait in the engine because we want them to.
+
+Published as simulated on five engine models; what the real vLLM showed since (start of 8, pages from before a burst,
+dips, one-step answers, whole foreign requests) is in. Left out: memory of several mixes. W is in requests and the
+mix in tokens, so a swing from chat to code overshoots until the next pages; the prefill limit bounds it. A foreign
+burst of a hundred requests will preempt; nothing here stops it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from extproc.core.model import Request, Sample, WindowPolicy
+from extproc.core.windows.base import Window
+from extproc.core.windows.change import Change
+from extproc.core.windows.inside import Inside, TokenClock
+from extproc.core.windows.kv_account import KvAccount
+from extproc.core.windows.latency import Latency
+from extproc.core.windows.prefill import LIMITS, START_LIMIT, Answers, Prefill
+from extproc.core.windows.view import Hold, Stance, WindowView
+
+_FRESH, _OUTAGE = Stance.FRESH, Stance.OUTAGE
+_OUTAGE_SHARE = 0.8
+_FILLED = 0.9
+_QUIET_S = 20.0
+_RECENT = 0.01  # weight of a release in the means of prompts and outputs
+
+
+class Adaptive(Window):
+    """`answers`: how first tokens are known, to measure what each way costs; None: by the best that there is."""
+
+    name = "adaptive"
+
+    def __init__(self, endpoint: str, policy: WindowPolicy, now: float, *, answers: Answers | None = None) -> None:
+        self._inside_now: dict[Request, Inside] = {}
+        self._clock = TokenClock()
+        self.kv = KvAccount(self._inside_now, self._clock)
+        self.prefill = Prefill(self._clock, answers)
+        self._mean_prompt = self._mean_output = 0.0  # tokens, of recent releases
+        super().__init__(endpoint, policy, now)
+
+    def _reset(self) -> None:
+        policy = self.policy
+        self.capacity = policy.start if policy.max_num_seqs is None else float(policy.max_num_seqs)
+        self._slow_start = True
+        self._waited_at = -math.inf  # something waited, last
+        self.latency = Latency(policy.start)
+        self.kv.reset()
+        self.prefill.reset()
+        self._budget = self.prefill.limit = START_LIMIT  # P
+        self._freed_before = self._freed
+        self._bound()
+
+    def _bound(self) -> None:
+        policy = self.policy
+        ceiling = policy.ceiling if policy.max_num_seqs is None else min(policy.ceiling, float(policy.max_num_seqs))
+        self.capacity = max(min(self.capacity, ceiling), min(policy.floor, ceiling))
+        self.latency.bound(max(1.0, policy.floor), policy.ceiling)
+
+    def reconfigure(self, policy: WindowPolicy, now: float) -> None:
+        if policy.max_num_seqs is not None and policy.max_num_seqs != self.policy.max_num_seqs:
+            self.capacity = float(policy.max_num_seqs)
+        super().reconfigure(policy, now)
+
+    # -- what may be released ---------------------------------------------------------------------
+
+    def _limit(self, q: float, stance: Stance, /) -> float:
+        slots = self.capacity
+        if stance is _FRESH:
+            slots += q
+        window = self.latency.window
+        limit = slots if slots < window else window
+        if stance is _OUTAGE:
+            limit = max(1.0, self.policy.floor, _OUTAGE_SHARE * limit)
+        return float(math.ceil(limit))
+
+    def _fits(self, request: Request, now: float) -> bool:
+        prefill = self.prefill
+        prompt = request.prompt_tokens
+        # As `Prefill.holds` begins, without calling it: this runs for each release.
+        binds = prefill.large is not None or (prefill.requests and prefill.tokens + prompt > prefill.limit)
+        if binds and prefill.holds(request, now):
+            return False
+        kv = self.kv
+        if kv.limit == math.inf:
+            return True
+        slots = request.slots
+        return kv.fits(prompt, slots, max(1.0, request.output_tokens / slots), now)
+
+    def _full(self, inside: int, q: float, stance: Stance, /) -> Hold:
+        limit = self._limit_in(q, stance)
+        slots = self.capacity + (q if stance is _FRESH else 0.0)
+        if self.latency.window >= slots:
+            return Hold("slots", inside, limit, "requests")
+        note = "the latency limit is below the engine's own step time" if self.latency.below_step else ""
+        return Hold("latency", inside, limit, "requests", note)
+
+    def _hold(self, request: Request, now: float) -> Hold | None:
+        prefill, kv = self.prefill, self.kv
+        tokens = prefill.tokens + request.prompt_tokens
+        if prefill.would_hold(request, now):
+            name = "prefill" if prefill.owed(now) in (None, request) else "prefill_turn"
+            return Hold(name, tokens, prefill.limit, "tokens")
+        ceiling = kv.ceiling
+        if ceiling is not None:
+            each = max(1.0, request.output_tokens / request.slots)
+            expected = kv.expected_with(request.prompt_tokens, request.slots, each, now)
+            if expected > ceiling:
+                return Hold("kv", expected, ceiling, "tokens")
+        return None
+
+    def owed(self, now: float) -> Request | None:
+        return self.prefill.owed(now)
+
+    # -- what happens -----------------------------------------------------------------------------
+
+    def take(self, request: Request, now: float, *, number: int = 0, most: float | None = None) -> int:
+        guest = super().take(request, now, number=number, most=most)
+        slots, prompt = request.slots, request.prompt_tokens
+        output = request.output_tokens / slots
+        if output < 1.0:
+            output = 1.0
+        if self._mean_output == 0.0:
+            self._mean_prompt, self._mean_output = prompt, output
+        self._mean_prompt += _RECENT * (prompt - self._mean_prompt)
+        self._mean_output += _RECENT * (output - self._mean_output)
+        each = self._inside_now[request] = Inside(slots, prompt, output, now)
+        self.kv.enter(each)
+        self.prefill.enter(each, now)
+        if request is self.prefill.large:
+            self.prefill.forget_large()
+        return guest
+
+    def first_token(self, request: Request, now: float) -> None:
+        each = self._inside_now.get(request)
+        if each is not None:
+            self.prefill.first_token(each, now)
+
+    def free(self, request: Request, now: float) -> None:
+        super().free(request, now)
+        each = self._inside_now.pop(request, None)
+        if each is not None:
+            self.prefill.leave(each, now)
+            self.kv.leave(each, now)
+
+    def observed(self, request: Request, prompt_tokens: int | None, output_tokens: int | None) -> None:
+        if prompt_tokens is not None and request.prompt_tokens > 0:
+            self.prefill.observed(request.prompt_tokens, prompt_tokens)
+        if output_tokens is not None:
+            self.kv.survival.observe(output_tokens / max(float(request.slots), request.output_tokens))
+
+    # -- what a page teaches ----------------------------------------------------------------------
+
+    def _learn(
+        self, page: Sample, last: Sample | None, changed: Change, own_then: int, q: float, _asked: float, now: float, /
+    ) -> None:
+        policy = self.policy
+        if page == last:
+            return  # the same page again
+        self._learn_slots(page, own_then, q, now)
+        freed, self._freed_before = self._freed - self._freed_before, self._freed
+        latency = self.latency
+        if page.itl_sum is None:
+            latency.window = math.inf
+        elif latency.window == math.inf:
+            latency.window = max(policy.start, float(self.load))
+        steady = self._mean_prompt / self._mean_output if self._mean_output else 0.0
+        latency.on_page(
+            changed,
+            page.running if last is None else (page.running + last.running) / 2,
+            self.load,
+            freed,
+            policy.max_tpot_s,
+            (max(1.0, policy.floor), policy.ceiling),
+            steady,
+            now,
+        )
+        self._set_pace(page, last, changed, now)
+        self.kv.on_page(
+            changed.seconds, page.kv_usage, page.kv_capacity_tokens, changed.preemptions, policy.max_kv_usage, now
+        )
+        if latency.prompt_budget is not None:
+            self._budget = min(max(latency.prompt_budget, LIMITS[0]), LIMITS[1])
+        prefill = self.prefill
+        prefill.prompt_s = latency.prompt_s
+        prefill.step_s = self.pace_s if latency.decode_s is None else latency.decode_s
+        share = own_then / (own_then + self.foreign) if own_then else 0.0
+        prefill.on_page(
+            changed, page.ttft_count is not None, page.prompt_tokens is not None, page.waiting, share, page.started, now
+        )
+        queueing = now - self._waited_at <= _QUIET_S
+        prefill.limit = self._budget + (q * self._mean_prompt if queueing else 0.0)
+
+    def _learn_slots(self, page: Sample, own_then: int, q: float, now: float) -> None:
+        running = max(self._running)
+        capacity = self.capacity
+        if page.waiting > 0:
+            self._slow_start = False
+            self._waited_at = now
+            self._begin_turn(now)
+            if running > 0:  # else it was taken between finish and admission
+                capacity = float(running) if page.waiting > 2 * q else capacity + (running - capacity) / 2
+        else:
+            inside = own_then + self.foreign
+            slow = self._page_tpot is not None and self._page_tpot > self.policy.max_tpot_s
+            if own_then > 0 and inside >= _FILLED * capacity and not slow:
+                seen = page.running >= _FILLED * capacity and page.running >= inside - 1
+                if seen or self._turned_over(inside, now):
+                    capacity = 2 * capacity if self._slow_start else capacity + max(1.0, capacity / 10)
+                    self._begin_turn(now)
+        self.capacity = capacity
+        self._bound()
+
+    def _set_pace(self, page: Sample, last: Sample | None, changed: Change, now: float) -> None:
+        """Seconds per output token: of the histogram, smoothed; without one, of what ran by the tokens made."""
+        pace = self.latency.itl_s
+        if page.itl_sum is None and last is not None and changed.output_tokens and changed.seconds > 0.0:
+            pace = (page.running + last.running) / 2 * changed.seconds / changed.output_tokens
+        if pace is not None and 0.0 < pace < math.inf:
+            self.pace_s = pace
+            self._clock.set_pace(pace, now)
+
+    def view(self, now: float) -> WindowView:
+        latency, kv, prefill = self.latency, self.kv, self.prefill
+        return replace(
+            super().view(now),
+            tpot_window=None if latency.window == math.inf else latency.window,
+            margin=latency.margin,
+            itl_s=latency.itl_s,
+            decoding=latency.decoding,
+            prefill_s=latency.prompt_s,
+            below_step=latency.below_step,
+            prefill_limit=prefill.limit,
+            unanswered=prefill.requests,
+            unanswered_tokens=prefill.tokens,
+            answers=prefill.in_use.value,
+            kv_expected=None if kv.capacity is None else kv.expected(now),
+            kv_ceiling=kv.ceiling,
+        )

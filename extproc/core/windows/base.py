@@ -1,0 +1,433 @@
+"""The books of one endpoint that every controller keeps, and the order in which a window decides.
+
+    in_flight   ours, in engine slots, exact, since each is tied to the life of a stream
+    foreign     requests in the engine that are not ours: smoothed max(0, waiting + running - the most of ours in the
+                last five seconds), rising by 0.5 and falling by 0.3 of the gap a page, in whole requests (a tail of a
+                tenth would block a slot for a second). The first page is taken as it is
+    limit(q)    slots that may be taken by ours and foreign ones together; q: the class's standing queue
+    stance      what the window goes by:
+        STARTING    not read yet, for `first_scrape_grace_s` or until a read has failed: nothing is released
+        FRESH       the page is at most three scrapes old (and half a second)
+        STALE       it is older: whatever it showed may be gone
+        OUTAGE      it is older than 30 s, or was never read. `policy.outage`: degrade, hold (nothing), open (as FRESH).
+                    The last reading of foreign load is worth nothing then; our own count is all there is
+        DOWN        nothing listens there (until a page is read: then all that was learnt is void), or connections to
+                    it failed (until a page asked for afterwards is read, or for two seconds: a dead engine refuses
+                    faster than any other answers, and would be sent all that waits). A connection that breaks counts
+                    when it is the second within a second: one alone may be the fault of its request
+
+A request may go
+
+    never       to a removed endpoint, to one that is STARTING or DOWN, or in an OUTAGE whose policy is to hold;
+    always      when nothing of ours is inside, whatever its size and width. Foreign load that fills the window holds it
+                back too, but for five seconds without a change of ours at most: gauges of some engines stay high for
+                ever after all requests were aborted;
+    else        if in_flight + foreign + its slots <= limit (a request of several slots also when one would idle: it is
+                not to wait until the engine has run dry), and if the controller's further accounts (`_hold`) have
+                room.
+
+Overtaking. With a full window a newcomer waits for two completions, one to be released and one to get a slot. So a
+tenant with nothing inside may exceed a full window by `most` slots. A window can also be overfull through no doing
+of the tenant (a list of prompts released as one, work that is not ours): then `most` such guests may be inside at a
+time, or one, however wide. Guests are guests until the load is within R again.
+
+Facts that shaped it, measured on vLLM: gauges lag by 60-110 ms, in a burst by 0.4-0.9 s; `running` is taken after
+the finished have gone and before the next are admitted, so it dips, and while something waits the largest of the
+last three readings counts. Requests done within one step never show: that a whole window of them has come and gone
+for longer than gauges lag, and nothing waits, also proves that the page has seen them.
+
+Pages are cleaned first, see `change`; one older than the page before it is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+
+from extproc.core.model import Gates, Outage, Request, Sample, WindowPolicy
+from extproc.core.windows.change import Change, change, cleaned
+from extproc.core.windows.gates import closed_gate
+from extproc.core.windows.history import GRAIN_S, History
+from extproc.core.windows.view import Hold, Stance, WindowView
+
+STALE_INTERVALS = 3
+STALE_SLACK_S = 0.5
+OUTAGE_S = 30.0
+PROBE_S = 5.0
+LAG_S = 1.0  # gauges of a busy vLLM show a burst after 0.4-0.9 s
+SUSPECT_S = 2.0
+BROKE_S = 1.0
+SHRINK = 0.1  # weight of a page on which fewer run while something waits
+DIPS = 3  # readings of `running` over which its dips are bridged
+
+_NEVER = float("-inf")
+# On the path of each release: looking a member up in its enum costs more than all else in a line.
+_STARTING, _FRESH, _STALE, _OUTAGE, _DOWN = (
+    Stance.STARTING,
+    Stance.FRESH,
+    Stance.STALE,
+    Stance.OUTAGE,
+    Stance.DOWN,
+)
+_HOLD, _OPEN = Outage.HOLD, Outage.OPEN
+_BOOKS = (
+    *("in_flight", "guests", "guest_turn", "last_take", "removed", "absurd", "foreign", "tpot_s", "ttft_s", "pace_s"),
+    *("_added_at", "_down", "_attempted", "_history", "_foreign", "_foreign_known", "_page_tpot", "_page_ttft"),
+    *("_suspect_at", "_broke_at", "_last", "_read_at", "_fresh_until", "_running"),
+)
+
+
+class Window:
+    """Base of the controllers. `now` is in seconds, counts are engine slots. A subclass fills in the underscored
+    methods of the last section; it reads the books and leaves them alone."""
+
+    name = "base"
+    counts_foreign = True
+
+    def __init__(self, endpoint: str, policy: WindowPolicy, now: float) -> None:
+        self.endpoint = endpoint
+        self.policy = policy
+        self.in_flight = 0
+        self.guests = 0  # of these, slots let into an overfull window
+        self.guest_turn = 1  # goes up when the window is no longer overfull: those from before are guests no more
+        self.last_take = 0  # number of the last release to it, to go round among equals
+        self.removed = False
+        self.absurd = 0
+        self._added_at = now
+        self._down = False
+        self._attempted = False
+        self._history = History()
+        self._freed = 0  # slots, ever
+        self._fresh_start()
+
+    def _fresh_start(self) -> None:
+        """All that was learnt is void. Our own books stay: they are tied to streams."""
+        self.capacity = 0.0  # R; the subclass's
+        self.foreign = 0
+        self.tpot_s: float | None = None  # of the last page that had tokens
+        self.ttft_s: float | None = None
+        self.pace_s: float | None = None  # seconds per output token of one request, last known
+        self._foreign = 0.0
+        self._foreign_known = False
+        self._page_tpot: float | None = None  # of the last page alone
+        self._page_ttft: float | None = None
+        self._suspect_at = self._broke_at = _NEVER
+        self._last: Sample | None = None
+        self._read_at: float | None = None
+        self._fresh_until = _NEVER  # up to then the stance is FRESH, without looking closer
+        self._limits: dict[float, float] = {}  # by q, while FRESH; they change with pages and the policy alone
+        self._running: deque[int] = deque(maxlen=DIPS)
+        self._slots: float | None = None  # that ran while something waited; None: nothing has waited yet
+        self._turn_from = self._freed  # slots freed when the capacity was last changed, or something waited
+        self._turn_began = _NEVER
+        self._reset()
+
+    # -- what may be released ---------------------------------------------------------------------
+
+    @property
+    def load(self) -> int:
+        return self.in_flight + self.foreign
+
+    def stance(self, now: float) -> Stance:
+        if self._down or now - self._suspect_at < SUSPECT_S:
+            return _DOWN
+        if self._read_at is None:
+            waiting_for_first = not self._attempted and now - self._added_at < self.policy.first_scrape_grace_s
+            return _STARTING if waiting_for_first else _OUTAGE
+        age = now - self._read_at
+        if age > OUTAGE_S:
+            return _OUTAGE
+        # Where nothing of ours is inside the page is read more seldom, and tells enough.
+        idle = self.in_flight == 0
+        interval = self.policy.idle_scrape_interval_s if idle else self.policy.scrape_interval_s
+        return _STALE if age > STALE_INTERVALS * interval + STALE_SLACK_S else _FRESH
+
+    def limit(self, q: float, now: float) -> float:
+        """Slots that may be taken, ours and foreign ones together, for a class with standing queue `q`."""
+        stance = self.stance(now)
+        return self._limit_in(q, stance) if self._usable(stance) else 0.0
+
+    def slots(self, now: float) -> float:
+        """Slots that the engine is known to run at once. `limit` without a standing queue goes beyond it by what
+        probing adds; once something has waited it is known how many run then."""
+        limit = self.limit(0.0, now)
+        return limit if self._slots is None else min(limit, math.ceil(self._slots))
+
+    def accepts(self, request: Request, q: float, now: float) -> bool:
+        """Whether `request` may go now, for a class with standing queue `q`."""
+        # As `_usable`, `_limit_in` and `_inside` say, without calling them: this runs for each release.
+        if now <= self._fresh_until and not self.removed:
+            limit = self._limits.get(q) or self._limit_anew(q)
+            own = self.in_flight
+            inside = own + self.foreign
+        else:
+            stance = self.stance(now)
+            if not self._usable(stance):
+                return False
+            limit, own, inside = self._limit_in(q, stance), self.in_flight, self._inside(stance)
+        if own == 0:
+            return inside < limit or self._may_probe(now)
+        slots = request.slots
+        if inside + slots > limit and not (slots > 1 and inside < limit and inside < self.capacity):
+            return False
+        return self._fits(request, now)
+
+    def may_overtake(self, request: Request, q: float, most: int, now: float) -> bool:
+        """Whether a tenant with nothing inside may exceed a full window, by `most` slots."""
+        stance = self.stance(now)
+        if not self._usable(stance):
+            return False
+        limit, inside, slots = self._limit_in(q, stance), self._inside(stance), request.slots
+        room = inside + slots <= limit + most
+        if not room and inside > limit + most:
+            room = self.guests == 0 or self.guests + slots <= most
+        return room and (self.in_flight == 0 or self._fits(request, now))
+
+    def owed(self, now: float) -> Request | None:  # noqa: ARG002 - for subclasses
+        """A request that was refused for long enough: all else is held back here until it has gone or is asked for no
+        more. The scheduler is to ask for it also while a request of a higher class stands before it."""
+        return None
+
+    def gate(self, gates: Gates, now: float) -> Hold | None:
+        """The first of a class's gates that is closed here; None as well where the page is not fresh."""
+        last = self._last
+        if last is None or self.stance(now) is not _FRESH:
+            return None
+        return closed_gate(gates, last, self._page_tpot, self._page_ttft)
+
+    def why_not(self, request: Request, q: float, now: float) -> Hold | None:
+        """Which part holds `request` back; None: it may go. Says what `accepts` does, at leisure."""
+        stance = self.stance(now)
+        if not self._usable(stance):
+            age = 0.0 if self._read_at is None else now - self._read_at
+            return Hold("stance", age, 0.0, "s", "removed" if self.removed else stance.value)
+        limit, inside, slots = self._limit_in(q, stance), self._inside(stance), request.slots
+        if self.in_flight == 0:
+            if inside < limit or self._may_probe(now):
+                return None
+            return Hold("foreign", inside, limit, "requests")
+        if inside + slots > limit and not (slots > 1 and inside < limit and inside < self.capacity):
+            if inside > self.in_flight and self.in_flight + slots <= limit:
+                return Hold("foreign", inside, limit, "requests")
+            return self._full(inside, q, stance)
+        return self._hold(request, now)
+
+    def _may_probe(self, now: float) -> bool:
+        return now - max(self._history.changed_at, self._added_at) > PROBE_S
+
+    def _usable(self, stance: Stance) -> bool:
+        if self.removed or stance is _DOWN or stance is _STARTING:
+            return False
+        return stance is not _OUTAGE or self.policy.outage is not _HOLD
+
+    def _limit_anew(self, q: float) -> float:
+        limit = self._limits[q] = self._limit(q, _FRESH)
+        return limit
+
+    def _limit_in(self, q: float, stance: Stance) -> float:
+        """Under a stance that releases at all."""
+        return self._limit(q, _FRESH if stance is _OUTAGE and self.policy.outage is _OPEN else stance)
+
+    def _inside(self, stance: Stance) -> int:
+        return self.in_flight if stance is _OUTAGE else self.in_flight + self.foreign
+
+    # -- what happens -----------------------------------------------------------------------------
+
+    def take(self, request: Request, now: float, *, number: int = 0, most: float | None = None) -> int:
+        """`number`: of the release, counted up over all endpoints. `most`: what a full window may be exceeded to, for
+        one that overtakes; None: there was room. Returns what the request's `guest` is to be."""
+        guest = 0
+        if most is not None and self._inside(self.stance(now)) > most:
+            guest = self.guest_turn
+            self.guests += request.slots
+        history = self._history
+        if now - history.changed_at >= GRAIN_S:
+            history.note(self.in_flight, now)
+        self.in_flight += request.slots
+        self.last_take = number
+        return guest
+
+    def first_token(self, request: Request, now: float) -> None:
+        """The first token of `request` has been seen."""
+
+    def free(self, request: Request, now: float) -> None:
+        """The stream of `request` is over."""
+        slots = request.slots
+        history = self._history
+        if now - history.changed_at >= GRAIN_S:
+            history.note(self.in_flight, now)
+        self.in_flight -= slots
+        self._freed += slots
+        if self.in_flight < 0:
+            raise AssertionError(f"{self.endpoint}: in flight {self.in_flight}")
+        if self.guests:
+            if request.guest == self.guest_turn:
+                self.guests -= slots
+            self._end_of_overfull()
+
+    def observed(self, request: Request, prompt_tokens: int | None, output_tokens: int | None) -> None:
+        """What `request` really took is known, before or after its stream is over."""
+
+    def on_unreachable(self, now: float, *, broke: bool) -> None:
+        """A connection to the endpoint failed; or it `broke`."""
+        if broke and now - self._broke_at > BROKE_S:
+            self._broke_at = now
+        else:
+            self._suspect_at = now
+            self._fresh_until = _NEVER
+
+    def on_failure(self, refused: bool) -> None:
+        """The page could not be read. `refused`: nothing listens there any more."""
+        self._attempted = True
+        if refused:
+            self._down = True
+            self._fresh_until = _NEVER
+
+    def revive(self, now: float) -> None:
+        """The endpoint was removed and is back, perhaps with another engine behind the address."""
+        self.removed = False
+        self._added_at = now
+        self._down = self._attempted = False
+        self._fresh_start()
+
+    def reconfigure(self, policy: WindowPolicy, now: float) -> None:  # noqa: ARG002 - for subclasses
+        """What was learnt stays, within the new bounds. For another controller see `windows.renewed`."""
+        self.policy = policy
+        if self._read_at is not None and self._fresh_until != _NEVER:
+            self._fresh_until = self._read_at + self._fresh_s()
+        self._bound()
+        self._limits.clear()
+
+    def adopt(self, other: Window, released: Iterable[Request], now: float) -> None:
+        """Take over the books of `other`, a window on the same endpoint, which holds `released` requests."""
+        for request in released:  # into the controller's own accounts
+            self.take(request, request.released_at)
+            if request.first_token_at is not None:
+                self.first_token(request, request.first_token_at)
+        for name in _BOOKS:
+            setattr(self, name, getattr(other, name))
+        self.reconfigure(self.policy, now)
+
+    def on_sample(self, sample: Sample, q: float, asked: float, now: float) -> None:
+        """The page was read. `q` is the largest standing queue that a class of the pool aims at; `asked` the one that
+        the next request in line aims at, less the slots it takes beyond one."""
+        self._attempted = True
+        page, bad = cleaned(sample)
+        if page is None or (not self._down and self._last is not None and page.started < self._last.started):
+            self.absurd += max(bad, 1)
+            return
+        if self._down:
+            # Another process, or the same one anew: what was learnt is void.
+            self._down = False
+            self._fresh_start()
+        last, self._last, self._read_at = self._last, page, now
+        if page.started > self._suspect_at:
+            self._suspect_at = _NEVER
+        self._fresh_until = now + self._fresh_s() if self._suspect_at == _NEVER else _NEVER
+        own_then, own_max = self._history.around(page.started, self.in_flight)
+        most_inside = own_max + page.running + page.waiting
+        if last is not None:
+            most_inside += last.running + last.waiting
+        changed, worse = change(last, page, most_inside)
+        self.absurd += bad + worse
+        if page.waiting == 0:
+            self._running.clear()
+        self._running.append(page.running)
+        if self._slots is not None and page.running > self._slots:
+            self._slots = float(page.running)
+        elif page.waiting > 0 and (running := max(self._running)):
+            self._slots = running if self._slots is None else self._slots + SHRINK * (running - self._slots)
+        self._learn_foreign(page, own_max)
+        self._learn_latency(changed)
+        self._learn(page, last, changed, own_then, q, asked, now)
+        self._limits.clear()
+        self._end_of_overfull()
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _fresh_s(self) -> float:
+        """For how long a page is fresh at least, whatever is in flight."""
+        shorter = min(self.policy.scrape_interval_s, self.policy.idle_scrape_interval_s)
+        return STALE_INTERVALS * shorter + STALE_SLACK_S
+
+    def _end_of_overfull(self) -> None:
+        if self.guests and self.in_flight + self.foreign <= self.capacity:
+            self.guests, self.guest_turn = 0, self.guest_turn + 1
+
+    def _learn_foreign(self, page: Sample, own_max: int) -> None:
+        if not self.counts_foreign:
+            return
+        seen = max(0, page.waiting + page.running - own_max)
+        if not self._foreign_known:
+            self._foreign, self._foreign_known = float(seen), True
+        else:
+            gap = seen - self._foreign
+            self._foreign += (0.5 if gap > 0 else 0.3) * gap
+            if self._foreign < 0.2:
+                self._foreign = 0.0
+        self.foreign = int(self._foreign + 0.5)
+
+    def _learn_latency(self, changed: Change) -> None:
+        self._page_tpot = self._page_ttft = None
+        if changed.itl_s is not None and changed.itl_tokens:
+            self._page_tpot = self.tpot_s = self.pace_s = changed.itl_s / changed.itl_tokens
+        if changed.ttft_s is not None and changed.first_tokens:
+            self._page_ttft = self.ttft_s = changed.ttft_s / changed.first_tokens
+
+    def _begin_turn(self, now: float) -> None:
+        self._turn_from, self._turn_began = self._freed, now
+
+    def _turned_over(self, inside: int, now: float) -> bool:
+        """Whether a whole window of requests has come and gone for longer than gauges lag, and nothing waits: the
+        page has seen them, though it never shows requests that are done within one step."""
+        return self._freed - self._turn_from >= inside and now - self._turn_began >= LAG_S
+
+    # -- the controller ---------------------------------------------------------------------------
+
+    def _reset(self) -> None:
+        """Set the controller's own state to its start."""
+
+    def _bound(self) -> None:
+        """The policy is another: bring the controller's own state within it."""
+
+    def _limit(self, q: float, stance: Stance, /) -> float:
+        """Slots under FRESH, STALE or OUTAGE (to degrade)."""
+        raise NotImplementedError
+
+    def _fits(self, request: Request, now: float) -> bool:  # noqa: ARG002 - for subclasses
+        """Whether the controller's further accounts have room, with something of ours inside."""
+        return True
+
+    def _hold(self, request: Request, now: float) -> Hold | None:  # noqa: ARG002 - for subclasses
+        """As `_fits`, with what holds it."""
+        return None
+
+    def _full(self, inside: int, q: float, stance: Stance, /) -> Hold:
+        """What the slots are limited by."""
+        return Hold("slots", inside, self._limit_in(q, stance), "requests")
+
+    def _learn(
+        self, page: Sample, last: Sample | None, changed: Change, own_then: int, q: float, asked: float, now: float, /
+    ) -> None:
+        """From a page, its predecessor and what changed. `own_then`: ours when the page was asked for."""
+
+    def view(self, now: float) -> WindowView:
+        last = self._last
+        return WindowView(
+            endpoint=self.endpoint,
+            stance=self.stance(now),
+            capacity=self.capacity,
+            foreign=self.foreign,
+            in_flight=self.in_flight,
+            tpot_window=None,
+            tpot_s=self.tpot_s,
+            running=None if last is None else last.running,
+            waiting=None if last is None else last.waiting,
+            kv_usage=None if last is None else last.kv_usage,
+            age_s=None if self._read_at is None else now - self._read_at,
+            controller=self.name,
+            guests=self.guests,
+            ttft_s=self.ttft_s,
+            absurd=self.absurd,
+        )
