@@ -1,4 +1,9 @@
-"""Why does a request wait: in data and in a sentence."""
+"""Why does a request wait: in data and in a sentence.
+
+Whose turn it is and which limits hold is told as of the last event, since nothing is decided in between, and since
+asking a queue at a later time would open what that time opens: an explanation leaves no trace, or a recording could
+not be replayed. Room and stances are those of now.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from enum import Enum
 from extproc.core import windows
 from extproc.core.class_queue import ClassQueue
 from extproc.core.dispatch import By, Turn, room_left, shut, turns
-from extproc.core.model import INSIDE, Request, State
+from extproc.core.model import INSIDE, Outage, Request, State
 from extproc.core.scheduler import Scheduler
 from extproc.core.waiting import wait_s
 from extproc.core.windows import Stance, Window
@@ -27,6 +32,13 @@ class Hold(Enum):
     GATE = "gate"  # a threshold of the class on the endpoints' signals
     WINDOW = "window"  # no endpoint has room
     NO_ENDPOINT = "no_endpoint"  # none is there, or none answers
+
+
+_STANCES = {
+    Stance.DOWN: "down",
+    Stance.STARTING: "starting",
+    Stance.OUTAGE: "without a page for half a minute (outage: hold)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,21 +108,22 @@ def _past(request: Request, now: float) -> Explanation:
 
 
 def _cause(scheduler: Scheduler, cls: ClassQueue, request: Request, ahead: int, now: float) -> Cause:
-    block = cls.queue.blocked(request, now)
+    last = cls.queue.time  # of the last event
+    block = cls.queue.blocked(request, last)
     if block is not None and block.kind == "rate":
         told = f"tenant {block.path!r} has used up its rate by {-block.value:.0f} cost units"
         seconds = 0.0 if block.until is None else max(0.0, block.until - now)
-        then = f"{seconds:.1f} s pass: its rate is {block.limit:g} cost units a second"
-        return Cause(Hold.RATE, block.path, block.value, block.limit, told, then)
+        ready = f"{seconds:.1f} s pass: its rate is {block.limit:g} cost units a second"
+        return Cause(Hold.RATE, block.path, block.value, block.limit, told, ready)
     if block is not None:
         told = f"tenant {block.path!r} holds {block.value:.0f} slots and may hold {block.limit:.0f} (max_in_flight)"
         return Cause(Hold.TENANT_CAP, block.path, block.value, block.limit, told, "one of its requests ends")
     if ahead:
         told = f"{ahead} earlier requests of tenant {request.tenant!r} go first"
         return Cause(Hold.FLOW, request.tenant, float(ahead), 0.0, told, "they are released")
-    q, cause = _class_cause(scheduler, cls, now)
+    q, cause = _class_cause(scheduler, cls, last)
     return (
-        cause or _no_endpoint(scheduler, now) or _order(cls, request, now) or _no_room(scheduler, cls, request, q, now)
+        cause or _no_endpoint(scheduler, now) or _order(cls, request, last) or _no_room(scheduler, cls, request, q, now)
     )
 
 
@@ -149,9 +162,12 @@ def _passed_by(turn: Turn) -> Cause:
 
 def _no_endpoint(scheduler: Scheduler, now: float) -> Cause | None:
     there = [w for w in scheduler.windows.values() if not w.removed]
-    if not all(w.stance(now) in (Stance.DOWN, Stance.STARTING) for w in there):
+    closed = {Stance.DOWN, Stance.STARTING}
+    if scheduler.policy.window.outage is Outage.HOLD:
+        closed.add(Stance.OUTAGE)
+    if not all(w.stance(now) in closed for w in there):
         return None
-    states = ", ".join(f"{w.endpoint} is {w.stance(now).value}" for w in there) or "there is none"
+    states = ", ".join(f"{w.endpoint} is {_STANCES[w.stance(now)]}" for w in there) or "there is none"
     told = f"no endpoint can take it: {states}"
     return Cause(Hold.NO_ENDPOINT, scheduler.policy.name, 0.0, 1.0, told, "an endpoint answers")
 

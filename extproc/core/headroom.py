@@ -26,7 +26,7 @@ _MOST = 1e6  # slots of a pool
 class Headroom:
     """`epsilon`, 0..1: how often an arrival of a higher class may find no slot."""
 
-    __slots__ = ("_at", "_quantile", "_quantile_at", "_seen", "_sum", "_weight", "epsilon")
+    __slots__ = ("_at", "_kept", "_kept_at", "_seen", "_sum", "_weight", "epsilon")
 
     def __init__(self, epsilon: float, now: float) -> None:
         self.epsilon = epsilon
@@ -34,36 +34,43 @@ class Headroom:
         self._weight = 0.0  # 0..1: how much of the kernel has data
         self._seen = 0
         self._at = now
-        self._quantile = 0
-        self._quantile_at = -math.inf
+        self._kept = 0  # slots kept free, as of `_kept_at`
+        self._kept_at = -math.inf
 
     def change(self, epsilon: float) -> None:
         """Another `epsilon` from now on; what was measured stays."""
         self.epsilon = epsilon
-        self._quantile_at = -math.inf
+        self._kept_at = -math.inf
 
     @property
     def mean(self) -> float:
-        """Slots that higher classes hold, smoothed."""
-        return self._sum / self._weight if self._weight > 0.0 else float(self._seen)
+        """Slots that higher classes hold, smoothed, as of the last `note`."""
+        return self._mean(self._sum, self._weight)
 
     def note(self, slots: int, now: float) -> None:
         """Higher classes hold `slots` from now on."""
         if now > self._at:
-            part = 1.0 - math.exp((self._at - now) / _TAU_S)
-            self._sum += part * (self._seen - self._sum)
-            self._weight += part * (1.0 - self._weight)
+            self._sum, self._weight = self._until(now)
             self._at = now
+        if now - self._kept_at >= _STEP_S:
+            self._kept, self._kept_at = self._keep(self.mean), now
         self._seen = slots
 
     def cap(self, capacity: float, now: float) -> int:
-        """Slots that the class may hold, of a pool that runs `capacity` (infinite where no window knows it)."""
-        self.note(self._seen, now)
-        if now - self._quantile_at >= _STEP_S:
-            mean = self.mean
-            self._quantile = poisson_quantile(mean, 1.0 - self.epsilon) + 1 if mean > _NOBODY else 0
-            self._quantile_at = now
-        return max(0, math.floor(min(capacity, _MOST)) - self._quantile)
+        """Slots that the class may hold, of a pool that runs `capacity` (infinite where no window knows it). Leaves no
+        trace: an explanation asks too, and what it asks is in no recording."""
+        kept = self._kept if now - self._kept_at < _STEP_S else self._keep(self._mean(*self._until(now)))
+        return max(0, math.floor(min(capacity, _MOST)) - kept)
+
+    def _until(self, now: float) -> tuple[float, float]:
+        part = 1.0 - math.exp((self._at - now) / _TAU_S) if now > self._at else 0.0
+        return self._sum + part * (self._seen - self._sum), self._weight + part * (1.0 - self._weight)
+
+    def _mean(self, total: float, weight: float) -> float:
+        return total / weight if weight > 0.0 else float(self._seen)
+
+    def _keep(self, mean: float) -> int:
+        return poisson_quantile(mean, 1.0 - self.epsilon) + 1 if mean > _NOBODY else 0
 
 
 def poisson_quantile(mean: float, p: float) -> int:

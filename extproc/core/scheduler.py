@@ -50,12 +50,15 @@ from extproc.core.events import (
     Unreachable,
     Usage,
 )
-from extproc.core.model import INSIDE, PoolPolicy, Request, Source, State, Unit
+from extproc.core.model import INSIDE, PoolPolicy, Request, Source, State, Unit, WindowPolicy
 from extproc.core.policy_check import check_change, check_policy
 from extproc.core.prefixes import Prefixes
 from extproc.core.priority import engine_priority
 from extproc.core.token_bucket import Buckets
 from extproc.core.windows import Window, make_window, renewed
+
+MakeWindow = Callable[[str, WindowPolicy, float], Window]
+"""(endpoint as "host:port", policy, now) -> its window."""
 
 _PROMOTION = By.PROMOTION  # as a global, for the hot path
 _LOOK_S = 0.05  # time alone may have opened something: looked at with the next event after this
@@ -64,9 +67,11 @@ _LOOK_S = 0.05  # time alone may have opened something: looked at with the next 
 class Scheduler:
     """See the module's docstring. Not thread-safe, by design: one caller."""
 
-    def __init__(self, policy: PoolPolicy) -> None:
-        """Raises ValueError for a policy that cannot be."""
+    def __init__(self, policy: PoolPolicy, *, windows: MakeWindow = make_window) -> None:
+        """`windows` makes the window of an endpoint that is added; one other than the policy asks for is for
+        measurements. Raises ValueError for a policy that cannot be."""
         check_policy(policy)
+        self._make_window = windows
         # Public to read (`dispatch`, `view`, `explanation`, `invariants`), written here alone.
         self.policy = policy
         self.buckets = Buckets()
@@ -139,7 +144,7 @@ class Scheduler:
             self._looked_at = now
             self._dispatch(now, effects)
         # What could go has gone, were it in its last moment. What is late may have blocked others.
-        if self.deadlines.passed(now) and self._expire(now, effects):
+        if self.deadlines.passed(now) is not None and self._expire(now, effects):
             self._dispatch(now, effects)
         return effects
 
@@ -181,7 +186,7 @@ class Scheduler:
             cls.drain.resume(now)
         self._count_queued(request, 1)
         cls.put(request, self.share_v, now)
-        self._set_deadline(request, request.deadline)
+        self.deadlines.set(request, request.deadline)
         # One that is not next changes nothing for those before it, and they were looked at when they came.
         self._look = shed is not None or self.policy.prefix_slack > 0 or cls.queue.peek(now) is request
 
@@ -192,9 +197,13 @@ class Scheduler:
         if request is None:
             return
         if request.state is State.QUEUED:
+            # Others wait behind nothing but what is next.
+            is_next = self.by_name[request.cls].queue.peek(now) is request
             self._leave_queue(request, State.CANCELLED)
+            self._look = is_next or self.policy.prefix_slack > 0
             return
         if request.state not in INSIDE:
+            self._look = False
             return
         window = self.windows.get(request.endpoint or "")
         if window is not None:
@@ -215,7 +224,7 @@ class Scheduler:
             self._retire(request.cls)
             return
         request.move(State.ENDED)
-        self._set_deadline(request, now + self.policy.usage_grace_s)
+        self.deadlines.set(request, now + self.policy.usage_grace_s)
 
     def _first_token(self, event: FirstToken, now: float, _: list[Effect]) -> None:
         request = self.requests.get(event.id)
@@ -264,6 +273,7 @@ class Scheduler:
         request.settled = True
         if request.state is State.ENDED:
             request.move(State.SETTLED)
+            self.deadlines.drop(request)
             del self.requests[request.id]
             self._retire(request.cls)
         effects.append(Settled(request.id, request.tenant, request.cls, source, cost, request.cost))
@@ -297,7 +307,7 @@ class Scheduler:
     def _add_endpoint(self, event: EndpointAdded, now: float, _: list[Effect]) -> None:
         window = self.windows.get(event.endpoint)
         if window is None:
-            self.windows[event.endpoint] = make_window(event.endpoint, self.policy.window, now)
+            self.windows[event.endpoint] = self._make_window(event.endpoint, self.policy.window, now)
         elif window.removed:
             # Streams of its earlier life still run: their books go on, all else starts anew.
             window.revive(now)
@@ -342,7 +352,8 @@ class Scheduler:
     def _new_deadlines(self, cls: str, timeout_s: float) -> None:
         for request in self.requests.values():
             if request.cls == cls and request.state is State.QUEUED:
-                self._set_deadline(request, request.arrival + min(request.timeout_s, timeout_s))
+                self.deadlines.drop(request)
+                self.deadlines.set(request, request.arrival + min(request.timeout_s, timeout_s))
 
     def _retire(self, name: str) -> None:
         """Forget a class that is no longer configured, once nothing of it is left."""
@@ -362,13 +373,10 @@ class Scheduler:
 
     # -- time -------------------------------------------------------------------------------------
 
-    def _set_deadline(self, request: Request, at: float) -> None:
-        self.deadlines.set(request, at, len(self.requests))
-
     def _expire(self, now: float, effects: list[Effect]) -> bool:
         """Whether something may go now: a request has left the queue, or a cost has become final that holds others."""
         left = False
-        while (request := self.deadlines.pop(now)) is not None:
+        while (request := self.deadlines.passed(now)) is not None:
             if request.state is State.ENDED:
                 self._settle(request, Usage(request.id, Source.TIME), now, effects)
                 left = left or self._costs_hold()
@@ -382,6 +390,7 @@ class Scheduler:
 
     def _leave_queue(self, request: Request, to: State) -> None:
         request.move(to)
+        self.deadlines.drop(request)
         self.by_name[request.cls].queue.remove(request)
         self._count_queued(request, -1)
         del self.requests[request.id]
@@ -415,6 +424,7 @@ class Scheduler:
         charge, policy = request.cost, self.policy
         cls.queue.pop(request, charge, now)
         request.move(State.RELEASED)
+        self.deadlines.drop(request)
         request.endpoint = window.endpoint
         request.released_at = now
         self._count_queued(request, -1)

@@ -9,9 +9,10 @@
 | E70   | 1,024, 8,192           | 17, 0.06, 0.08                            | 0.033                  | 420,000   |
 | real  | 4, 2,048               | by tokens/s, 0.3, 0.048                   | 0                      | plenty    |
 
-E1 is a small engine. E2 is bound by KV memory: E70's steps, and room for 300 sequences half-way through their answers.
-E3 is bound by inter-token latency: 250 ms with all slots in use. E8 and E70 stand for 8B (bf16, one H100) and 70B
-(bf16, four H100). They are reckoned from the data sheet (3.35 TB/s, 990 TFLOP/s), not fitted to a run:
+E1 is a small engine, the one of `scheduling.md`; the others are those of `window.md` 2. E2 is bound by KV memory: E70's
+steps, and room for 300 sequences half-way through their answers. E3 is bound by inter-token latency: 250 ms with all
+slots in use. E8 and E70 stand for 8B (bf16, one H100) and 70B (bf16, four H100). They are reckoned from the data sheet
+(3.35 TB/s, 990 TFLOP/s), not fitted to a run:
 
     base          bytes of the weights / bandwidth / 0.7, and overhead
     per token     2 FLOP x parameters / 0.45 to 0.5 of the peak
@@ -19,11 +20,12 @@ E3 is bound by inter-token latency: 250 ms with all slots in use. E8 and E70 sta
     per sequence  computing of a token, and 10 to 20 us of sampling and host work (assumed)
     KV tokens     (0.9 x memory - weights - activations) / bytes per token
 
-``real`` is vLLM 0.32 on a CPU with a tiny model, ``--max-num-seqs 4``, measured through Envoy. A request was on the
-page 43 to 78 ms after it was sent, with four running 64 to 111 ms. Of 100 sent at once the last one was there after 397
-to 910 ms. One that ended was gone after 2 to 6 ms. So the page is hardly late; the rest is the way in: a delay, and a
-front end that takes in one request per 4 to 9 ms. A model without the way in said 20 to 35 % too little for short waits
-(a few completions).
+``real`` is vLLM 0.32 on a CPU with a tiny model, ``--max-num-seqs 4``, measured through Envoy. A request showed on its
+page 43 to 78 ms after it was sent, with four running 64 to 111 ms. It is 10 to 30 ms on its way, since a first token
+came within 30 to 60 ms where slots were free; 15 to 40 ms are the gauge's own, and the first step is the rest. One that
+had ended was gone from the page after 2 to 6 ms; the model has one lag for both. Of 100 sent at once the page showed
+all after 397 to 910 ms: the front end takes in one after the other, 6 ms each. A model without the way in said 20 to
+35 % too little for short waits (a few completions).
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from extproc.sim.scene import Lag, WayIn
 _PLENTY: Final = 1 << 20
 """Blocks: 16 million tokens."""
 _BLOCK: Final = 16
+_REAL_SLOTS: Final = 4
 
 
 def _large(
@@ -72,27 +75,27 @@ def e2(mean_prompt: float, mean_output: float) -> EngineOptions:
     return _large(0.017, 0.00006, 0.00008, 0.033e-6, round(300 * (mean_prompt + mean_output / 2)) // _BLOCK)
 
 
-def real(tokens_per_s: float = 400.0) -> EngineOptions:
-    """The CPU vLLM. Its box gave 275 to 425 output tokens/s with four decoding, as it was busy or not."""
-    per_seq = 0.0003
+def real(tokens_per_s: float = 400.0, running: float = _REAL_SLOTS, prompt_per_token: float = 0.0) -> EngineOptions:
+    """The CPU vLLM, with a step that gives so many output tokens a second while so many decode, each of whose tokens
+    brings so many prompt tokens along. Its box gave 257 to 425 tokens/s with four decoding, as it was busy or not."""
+    per_seq, per_prefill_token = 0.0003, 0.000048
     return EngineOptions(
-        max_num_seqs=4,
+        max_num_seqs=_REAL_SLOTS,
         max_num_batched_tokens=2048,
         policy=Policy.PRIORITY,
         block_size=_BLOCK,
         kv_blocks=_PLENTY,
-        step_base=4 / tokens_per_s - 4 * per_seq,
+        step_base=running / tokens_per_s - running * per_seq - _REAL_SLOTS * prompt_per_token * per_prefill_token,
         step_per_seq=per_seq,
-        step_per_prefill_token=0.000048,
+        step_per_prefill_token=per_prefill_token,
     )
 
 
 REAL: Final = real()
-REAL_WAY_IN: Final = WayIn(0.043, 0.078, each=0.0065)
-REAL_LAG: Final = Lag(0.002, 0.006)
+REAL_WAY_IN: Final = WayIn(0.010, 0.030, each=0.006)
+REAL_LAG: Final = Lag(0.015, 0.040)
+REAL_EXIT_S: Final = 0.004
 
-NO_LAG: Final = Lag()
 ONE_SECOND: Final = Lag(1.0, 1.0, preemptions_s=2.0)
-FOUR_SECONDS: Final = Lag(4.0, 4.0, preemptions_s=2.0)
 UNEVEN: Final = Lag(0.0, 4.0, preemptions_s=2.0)
 """Lag is the strongest enemy of a release window, and the worst one is that which changes with every scrape."""

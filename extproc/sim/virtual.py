@@ -127,7 +127,7 @@ class _World:
         self._by_name = {e.name: e for e in self.endpoints}
         changed = way.change(self.policy)
         self._only_class = min(changed.classes, key=lambda c: c.rank).name
-        self.scheduler = Scheduler(changed) if way.gateway else None
+        self.scheduler = Scheduler(changed, windows=way.windows) if way.gateway else None
         self._agenda: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = itertools.count()
         self._turn = itertools.count()

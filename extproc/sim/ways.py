@@ -23,6 +23,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from extproc.core.model import Controller, Gates, PoolPolicy, TenantPolicy, Unit
+from extproc.core.scheduler import MakeWindow
+from extproc.core.windows import make_window
 from extproc.sim.engine import EngineOptions, Policy
 
 _SATURATED_WAITING = 5
@@ -35,13 +37,15 @@ def _as_it_is(policy: PoolPolicy) -> PoolPolicy:
 
 @dataclass(frozen=True)
 class Way:
-    """See the module's docstring. `one_queue`: tenants and classes are not told apart."""
+    """See the module's docstring. `one_queue`: tenants and classes are not told apart. `windows`: other windows than
+    the policy's controller gives, to measure one of their parts."""
 
     name: str
     gateway: bool = True
     priorities: bool = True  # the engine sorts by the number that it is told
     one_queue: bool = False
     change: Callable[[PoolPolicy], PoolPolicy] = _as_it_is
+    windows: MakeWindow = make_window
 
     def engine(self, options: EngineOptions) -> EngineOptions:
         """The engine as this way wants it."""

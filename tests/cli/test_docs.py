@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -14,6 +16,7 @@ import yaml
 from extproc.cli.main import main
 from extproc.config.load import parse
 from extproc.core.reasons import Reason
+from extproc.sim.workloads import WORKLOADS
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -37,6 +40,41 @@ def test_every_make_target_that_is_named_exists() -> None:
 def test_every_fairlane_command_that_is_named_exists(page: Path) -> None:
     for name in re.findall(r"\.venv/bin/fairlane ([a-z-]+)", page.read_text()):
         assert main.get_command(click.Context(main), name) is not None
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """Command lines that are written out, as `fairlane bench core` or on a line of a shell block."""
+    for line in re.findall(r"(?:^|`)(?:\.venv/bin/)?fairlane ([a-z][^`#\n]*)", page.read_text(), re.MULTILINE):
+        yield shlex.split(line)
+
+
+def test_the_pages_about_benchmarks_name_the_commands() -> None:
+    named = [" ".join(words) for page in (ROOT / "README.md", ROOT / "docs/benchmarks.md") for words in commands(page)]
+    assert {"bench fairness", "bench core"} <= set(named)
+    assert any(line.startswith("replay ") for line in named)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_option_and_value_of_a_command_line_exists(page: Path) -> None:
+    for words in commands(page):
+        command: click.Command = main
+        while isinstance(command, click.Group) and words:
+            found = command.get_command(click.Context(command), words[0])
+            assert found is not None, f"fairlane {words}"
+            command, words = found, words[1:]
+        if words and not isinstance(command, click.Group):
+            command.make_context(command.name, words)  # reads the words and runs nothing; raises UsageError
+
+
+def test_the_page_of_benchmarks_has_every_workload_and_as_many_bounds_as_the_code() -> None:
+    rows = re.findall(r"^\| (\w+) \| .* \| (\d+) of (\d+) \|$", (ROOT / "docs/benchmarks.md").read_text(), re.MULTILINE)
+    assert [(key, int(bounds)) for key, _, bounds in rows] == [(w.key, len(w.musts)) for w in WORKLOADS]
+
+
+def test_the_bounds_of_the_core_stand_on_the_page_of_benchmarks() -> None:
+    text = (ROOT / "docs/benchmarks.md").read_text()
+    for bound in ("50,000 cycles/s", "1,024 bytes", "2 s", "20 ms", "1 %"):
+        assert bound in text
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

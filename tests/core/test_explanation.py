@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from scheduler_case import E1, Case, a_class, a_pool, fill, two_classes
+from dataclasses import replace
+
+import pytest
+from scheduler_case import E1, E2, Case, a_class, a_fixed_pool, a_pool, drain, fill, released, two_classes
+from state_dump import state_of
 
 from extproc.core.events import Arrive, End
-from extproc.core.explanation import Hold, explain
-from extproc.core.model import State, TenantPolicy
+from extproc.core.explanation import Explanation, Hold, explain
+from extproc.core.model import Controller, Gates, Outage, State, TenantPolicy, WindowPolicy
 from extproc.core.view import flows, view
 
 BATCH = a_class("batch", 2, max_waiting=0)
+
+
+def told_of(case: Case, request: str) -> Explanation:
+    """It leaves no trace, or a recording could not be replayed."""
+    before = state_of(case.scheduler)
+    told = explain(case.scheduler, request, case.now + 0.3)
+    assert told is not None and state_of(case.scheduler) == before
+    return told
+
+
+def cause(case: Case, request: str) -> tuple[Hold | None, str, float | None, float | None]:
+    told = told_of(case, request)
+    return told.hold, told.name, told.value, told.limit
 
 
 def the_hold(case: Case, request: str) -> tuple[Hold | None, int, str]:
@@ -43,6 +60,158 @@ def test_explain_names_each_hold() -> None:
     assert "'interactive'" in the_hold(case, "batch")[2]
 
 
+def test_its_flow_and_its_place_in_it() -> None:
+    case = Case(a_fixed_pool())
+    fill(case, 1)
+    for i in range(4):
+        case.arrive(f"r{i}", "t")
+    told = told_of(case, "r3")
+    assert (told.hold, told.name, told.value, told.limit) == (Hold.FLOW, "t", 3.0, 0.0)
+    assert (told.ahead_in_flow, told.flow_position, told.flows) == (3, 0, 1)
+    assert (told.sentence, told.next) == ("3 earlier requests of tenant 't' go first", "they are released")
+
+
+def test_the_flows_before_its_own() -> None:
+    case = Case(a_fixed_pool(slots=3))
+    for i, tenant in enumerate("abc"):
+        case.arrive(f"{tenant}0", tenant, body_bytes=1_000 * (i + 1))
+    for tenant in "abc":
+        case.arrive(f"{tenant}1", tenant)
+    assert cause(case, "a1") == (Hold.WINDOW, "fixed", 3.0, 3.0)
+    assert cause(case, "b1") == (Hold.ORDER, "a", 1, 0)
+    told = told_of(case, "c1")
+    assert (told.hold, told.name, told.flow_position, told.flows) == (Hold.ORDER, "a", 2, 3)
+    assert told.sentence == ("tenant 'a' has had less service and goes first; the flow of tenant 'c' is number 3 of 3")
+
+
+def test_the_place_is_that_of_the_node_where_the_tree_parts_first() -> None:
+    """x has had a request, so y is first; within x its two users are level."""
+    case = Case(a_fixed_pool(separator="/"))
+    case.arrive("x", "x/0")
+    for tenant in ("x/1", "x/2", "y/0"):
+        case.arrive(tenant, tenant)
+    told = told_of(case, "x/2")
+    assert (told.hold, told.name, told.flow_position, told.flows) == (Hold.ORDER, "y/0", 1, 2)
+
+
+@pytest.mark.parametrize("node", ["org", "org/team", "org/team/a"])
+def test_the_node_whose_cap_holds_it(node: str) -> None:
+    case = Case(a_fixed_pool(slots=9, separator="/", tenants={node: TenantPolicy(max_in_flight=2)}))
+    for i in range(4):
+        case.arrive(f"r{i}", "org/team/a")
+    told = told_of(case, "r3")
+    assert (told.hold, told.name, told.value, told.limit, told.ahead_in_flow) == (Hold.TENANT_CAP, node, 2, 2, 1)
+    assert told.next == "one of its requests ends"
+
+
+def test_a_class_at_its_cap() -> None:
+    case = Case(a_fixed_pool(a_class(max_in_flight=2), slots=9))
+    fill(case, 2)
+    case.arrive("r", "t")
+    assert cause(case, "r") == (Hold.CLASS_CAP, "interactive", 2, 2)
+
+
+def test_why_another_class_goes_first() -> None:
+    classes = (a_class(), a_class("default", 1, min_share=0.5), a_class("batch", 2, promote_after_s=5.0))
+    case = Case(a_fixed_pool(*classes))
+    inside = fill(case, 1)
+    case.arrive("i", "a")
+    case.arrive("d", "b", "default")
+    case.arrive("b", "c", "batch")
+    assert cause(case, "b") == (Hold.HIGHER_CLASS, "interactive", 1.0, 0.0)
+    assert told_of(case, "b").sentence == "1 requests of class 'interactive' go first"
+    assert drain(case, inside, 1) == ["i"]
+    case.arrive("j", "a")
+    assert cause(case, "j") == (Hold.HIGHER_CLASS, "default", 1.0, 0.0)
+    assert told_of(case, "j").sentence == "class 'default' has had less than its min_share and goes first"
+    assert cause(case, "d") == (Hold.WINDOW, "fixed", 1, 1)
+    assert drain(case, inside, 1) == ["d"]
+    case.arrive("e", "b", "default")
+    case.end("j")
+    case.tick(5.0)
+    assert cause(case, "e") == (Hold.HIGHER_CLASS, "batch", 1.0, 0.0)
+    assert "has waited for its promote_after" in told_of(case, "e").sentence
+
+
+def test_a_lower_class_that_its_own_gate_holds_is_not_blamed() -> None:
+    case = Case(a_fixed_pool(*two_classes(min_share=0.5, gates=Gates(max_waiting=1))))
+    fill(case, 1)
+    case.page(running=1, waiting=1)
+    case.arrive("b", "t", "batch")
+    case.arrive("i", "u")
+    case.end("fill-interactive-0")
+    case.arrive("j", "u")
+    assert case.scheduler.by_name["batch"].behind(case.scheduler.share_v)
+    assert cause(case, "j") == (Hold.WINDOW, "fixed", 1, 1)
+    assert cause(case, "b") == (Hold.GATE, "max_waiting", 1, 1)
+
+
+def test_a_class_that_leaves_room_does_not_blame_the_one_below() -> None:
+    classes = (a_class(), a_class("default", 1, headroom=0.05), a_class("batch", 2))
+    case = Case(a_fixed_pool(*classes, slots=20))
+    names = fill(case, 10)
+    case.now += 3_600.0
+    for name in names:
+        case.end(name)
+    for i in range(6):  # P(X <= 15) = 0.951 for a mean of 10: four
+        case.arrive(f"d{i}", "t", "default")
+    for i in range(17):
+        case.arrive(f"b{i}", "t", "batch")
+    assert cause(case, "d4") == (Hold.HEADROOM, "default", 4, 4)
+    assert cause(case, "b16")[0] is Hold.WINDOW
+
+
+def test_the_gate_and_where_it_is_closed() -> None:
+    case = Case(a_fixed_pool(a_class(gates=Gates(max_kv_usage=0.9)), slots=4), endpoints=(E1, E2))
+    case.page(E1, kv_usage=0.95)
+    case.page(E2, kv_usage=0.99)
+    case.arrive("r")
+    told = told_of(case, "r")
+    assert (told.hold, told.name, told.value, told.limit) == (Hold.GATE, "max_kv_usage", 0.95, 0.9)
+    assert told.sentence == (
+        "a gate of class 'interactive' is closed everywhere: "
+        f"{E1}: max_kv_usage is 0.95, limit 0.9; {E2}: max_kv_usage is 0.99, limit 0.9"
+    )
+    assert told.next == "a page shows the signal within its limit"
+
+
+def test_a_gate_at_one_endpoint_and_no_room_at_the_other() -> None:
+    case = Case(a_fixed_pool(a_class(gates=Gates(max_kv_usage=0.9))), endpoints=(E1, E2))
+    fill(case, 1)
+    case.page(E2, kv_usage=0.95)
+    case.arrive("r")
+    told = told_of(case, "r")
+    assert (told.hold, told.name, told.value, told.limit) == (Hold.WINDOW, "fixed", 1, 1)
+    assert f"{E1} (fresh) holds 1 of ours and 0 others, limit 1.0 (fixed: 1 of 1)" in told.sentence
+    assert f"{E2}: max_kv_usage is 0.95, limit 0.9" in told.sentence
+
+
+def test_the_wait_is_the_cost_before_it_at_the_rate_of_the_last_half_minute() -> None:
+    """One a second for two minutes. The fifth of t waits behind four of its own and four of u: 8 s."""
+    case = Case(a_fixed_pool(a_class(queue_timeout_s=600.0)), checked=False)
+    inside = fill(case, 1)
+    for i in range(120):
+        case.arrive(f"w{i}", "w")
+        case.now += 1.0
+        drain(case, inside, 1)
+    for i in range(5):
+        case.arrive(f"t{i}", "t")
+        case.arrive(f"u{i}", "u")
+    told = told_of(case, "t4")
+    assert (told.ahead_in_flow, told.timeout_in_s) == (4, pytest.approx(599.7))
+    assert told.estimated_wait_s == pytest.approx(8.0, rel=0.05)
+    assert told_of(case, "t0").estimated_wait_s == 1.0  # never less is told
+
+
+def test_what_time_alone_has_opened_is_told_as_such() -> None:
+    case = Case(a_fixed_pool(), read=False)
+    case.arrive("r")
+    assert released(case.effects) == []
+    told = explain(case.scheduler, "r", case.now + 2.5)
+    assert told is not None
+    assert (told.hold, told.value, told.next) == (Hold.WINDOW, None, "the next event: there is room by now")
+
+
 def test_explain_when_no_endpoint_can_take_it() -> None:
     case = Case(endpoints=())
     case.arrive("r")
@@ -52,6 +221,17 @@ def test_explain_when_no_endpoint_can_take_it() -> None:
     assert (the_hold(case, "r")[0], f"{E1} is starting" in the_hold(case, "r")[2]) == (Hold.NO_ENDPOINT, True)
     case.scrape_fails(E1, refused=True)
     assert (the_hold(case, "r")[0], f"{E1} is down" in the_hold(case, "r")[2]) == (Hold.NO_ENDPOINT, True)
+
+
+def test_an_outage_whose_policy_is_to_hold() -> None:
+    window = WindowPolicy(controller=Controller.FIXED, fixed=1, outage=Outage.HOLD)
+    case = Case(replace(a_fixed_pool(), window=window))
+    case.now += 31.0
+    case.arrive("r")
+    told = told_of(case, "r")
+    assert (told.hold, told.name, told.value, told.limit) == (Hold.NO_ENDPOINT, "m", 0.0, 1.0)
+    assert told.sentence == (f"no endpoint can take it: {E1} is without a page for half a minute (outage: hold)")
+    assert told.next == "an endpoint answers"
 
 
 def test_explain_does_not_blame_a_higher_class_that_is_all_capped() -> None:
@@ -81,6 +261,7 @@ def test_explain_times_and_states() -> None:
     case.end("r")
     told = explain(case.scheduler, "r", case.now)
     assert told is not None and told.state is State.ENDED
+    assert told.next == "its token count comes, or is given up"
     assert explain(case.scheduler, "nobody", case.now) is None
 
 

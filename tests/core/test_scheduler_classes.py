@@ -123,3 +123,22 @@ def test_without_min_share_the_lower_class_waits_as_long_as_it_takes() -> None:
     for i in range(200):
         case.arrive(f"i{i}")
     assert churn(case, inside, 200)["batch"] == 0
+
+
+def test_a_large_prompt_that_a_window_owes_its_turn_is_asked_for_before_a_higher_class() -> None:
+    """10,000 tokens go alone, and small ones of the higher class come all the time. After 2 s of that nothing else
+    goes until the large one has: it is not to wait for a higher class that waits for it."""
+    case = Case(a_pool(a_class(), a_class("batch", 2), start=50))
+    case.arrive("first", prompt_tokens=1_000)
+    case.first_token("first")  # so they can be seen here
+    case.arrive("i0", prompt_tokens=1_000)
+    assert case.arrive("large", "b", "batch", prompt_tokens=10_000) == []
+    for k in range(1, 8):
+        case.now += 0.25
+        case.page(running=k)
+        assert released(case.arrive(f"i{k}", prompt_tokens=1_000)) == [f"i{k}"]
+        assert released(case.first_token(f"i{k - 1}")) == []
+    case.now += 0.25
+    assert case.arrive("i8", prompt_tokens=1_000) == []
+    assert released(case.first_token("i7")) == ["large"]
+    assert released(case.first_token("large")) == ["i8"]

@@ -8,13 +8,16 @@ release, one settlement, and books that end at zero.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from scheduler_case import E1, E2, a_class, a_pool, a_sample
+from scheduler_case import E1, E2, a_class, a_sample
+from state_dump import state_of
 
 from extproc.core import invariants
 from extproc.core.events import (
@@ -24,29 +27,86 @@ from extproc.core.events import (
     EndpointAdded,
     EndpointRemoved,
     Event,
+    FirstToken,
+    Reconfigure,
     Refuse,
     Release,
     Scraped,
     ScrapeFailed,
     Settled,
     Tick,
+    Unreachable,
     Usage,
 )
 from extproc.core.explanation import explain
-from extproc.core.model import MAX_SLOTS, Source, State, TenantPolicy
+from extproc.core.model import (
+    INSIDE,
+    MAX_SLOTS,
+    Controller,
+    Gates,
+    Order,
+    Outage,
+    Overflow,
+    PoolPolicy,
+    Source,
+    State,
+    TenantPolicy,
+    Unit,
+    WindowPolicy,
+)
 from extproc.core.scheduler import Scheduler
 from extproc.core.view import view
 
-POLICY = a_pool(
-    a_class("interactive", 0, queue_timeout_s=20.0),
-    a_class("default", 1, queue_timeout_s=60.0, max_in_flight=3),
-    a_class("batch", 2, queue_timeout_s=600.0, max_waiting=0, max_queued=6, min_share=0.1),
-    start=2.0,
-    overtake=1,
-    tenants={"a": TenantPolicy(weight=4.0, max_queued=4), "b": TenantPolicy(max_in_flight=2)},
-    max_queued=12,
-    max_queued_bytes=200_000,
-)
+BATCH = a_class("batch", 2, queue_timeout_s=600.0, max_waiting=0, max_queued=6, min_share=0.1)
+
+
+def policies(controller: Controller) -> list[PoolPolicy]:
+    """Each class of settings once, and a `min_share` in each: so V is the cost of all that was dispatched."""
+    window = WindowPolicy(start=2.0, overtake=1, controller=controller)
+    interactive, default = a_class(queue_timeout_s=20.0), a_class("default", 1, max_in_flight=3)
+    flat = PoolPolicy(
+        name="m",
+        classes=(interactive, default, BATCH),
+        window=window,
+        tenants={"x/a": TenantPolicy(weight=4.0, max_queued=4), "x/b": TenantPolicy(max_in_flight=2)},
+        max_queued=12,
+        max_queued_bytes=200_000,
+    )
+    tree = replace(
+        flat,
+        separator="/",
+        tenants={
+            "x": TenantPolicy(rate=300.0, rate_burst=1_000.0, max_queued_tokens=9_000),
+            "x/a": TenantPolicy(rate=50.0, max_in_flight=1, burst=500.0),
+            "z": TenantPolicy(parent="y", max_queued_bytes=6_000),
+        },
+        classes=(interactive, replace(default, order=Order.SHORTEST_FIRST), replace(BATCH, headroom=0.05)),
+        max_queued=6,
+    )
+    moody = replace(
+        flat,
+        classes=(
+            replace(interactive, overflow=Overflow.REJECT_NEWEST, fail_fast=True, min_share=0.2),
+            replace(BATCH, promote_after_s=2.0, gates=Gates(2, 0.1, 0.9, 1.0), order=Order.DEADLINE),
+        ),
+        promote_every=2,
+        prefix_slack=2_000.0,
+        default_tenant=TenantPolicy(rate=1_000.0),
+        window=replace(window, outage=Outage.HOLD, overtake=0),
+    )
+    idle = replace(flat, classes=(replace(BATCH, rank=0, idle_only=True), replace(interactive, rank=5)), tenants={})
+    return [flat, tree, moody, idle]
+
+
+BAD = [
+    {"default_tenant": TenantPolicy(weight=0.0)},
+    {"tenants": {"x/a": TenantPolicy(weight=math.nan)}},
+    {"tenants": {"p": TenantPolicy(parent="q"), "q": TenantPolicy(parent="p")}},
+    {"unit": Unit.TIME},
+    {"classes": (BATCH, replace(BATCH, name="other"))},
+]
+CLASSES = ["interactive", "default", "batch"]
+TENANTS = ["x/a", "x/b", "y", "z", "x"]
 
 
 class Phase(Enum):
@@ -64,19 +124,23 @@ class Known:
     body_bytes: int
     endpoint: str | None = None
     settled: bool = False
+    cost: float = 0.0  # once it is settled
 
 
 _COUNTS = st.one_of(st.none(), st.integers(0, 5_000), st.sampled_from([-1, -(10**12), 10**12]))
-_GAUGES = st.one_of(st.integers(0, 12), st.sampled_from([-3, 10**12]))
+_GAUGES = st.one_of(st.integers(0, 12), st.sampled_from([-1, 10**9, 10**12]))
 _FLOATS = st.one_of(st.none(), st.floats(0, 1e5), st.sampled_from([1e300, math.inf, math.nan]))
 _ENDPOINTS = st.sampled_from([E1, E2])
 
 
 class SchedulerMachine(RuleBasedStateMachine):
+    controllers: tuple[Controller, ...] = (Controller.ADAPTIVE,)
+
     def __init__(self) -> None:
         super().__init__()
         self.now = 1000.0
-        self.scheduler = Scheduler(POLICY)
+        self.policies = [policy for controller in self.controllers for policy in policies(controller)]
+        self.scheduler = Scheduler(self.policies[0])
         self.known: dict[str, Known] = {}
         self.endpoints: set[str] = set()
         self.add_endpoint(E1)
@@ -105,7 +169,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert request.phase in (Phase.INSIDE, Phase.ENDED)
                 assert not request.settled
                 assert math.isfinite(effect.cost) and effect.cost >= 0
-                request.settled = True
+                request.settled, request.cost = True, effect.cost
 
     def pick(self, index: int, *phases: Phase) -> str:
         names = [name for name, request in self.known.items() if not phases or request.phase in phases]
@@ -114,20 +178,68 @@ class SchedulerMachine(RuleBasedStateMachine):
     # -- events ---------------------------------------------------------------------------------
 
     @rule(
-        tenant=st.sampled_from(["a", "b", "c", "d"]),
-        cls=st.sampled_from(["interactive", "default", "batch"]),
+        tenant=st.sampled_from(TENANTS),
+        cls=st.sampled_from(CLASSES),
         body_bytes=st.sampled_from([0, 100, 5_000, 150_000]),
         max_output=st.sampled_from([None, None, 0, 50, 10**12]),
         n=st.sampled_from([1, 1, 1, 2, 5, 0, 10**6]),
         timeout=st.sampled_from([None, None, None, 0.0, 3.0, 1e9, -1.0]),
         ago=st.sampled_from([0.0, 0.0, 0.0, 2.0, 1e6, -50.0]),
+        prefix=st.sampled_from([(), (1, 2), (1, 3)]),
     )
     def arrive(
-        self, tenant: str, cls: str, body_bytes: int, max_output: int | None, n: int, timeout: float | None, ago: float
+        self,
+        tenant: str,
+        cls: str,
+        body_bytes: int,
+        max_output: int | None = None,
+        n: int = 1,
+        timeout: float | None = None,
+        ago: float = 0.0,
+        prefix: tuple[int, ...] = (),
     ) -> None:
         name = f"r{len(self.known)}"
+        event = Arrive(name, tenant, cls, self.now - ago, body_bytes, max_output, n, timeout, prefix=prefix)
+        if cls not in [c.name for c in self.scheduler.policy.classes]:
+            self.changes_nothing(event, "is not one of")
+            return
         self.known[name] = Known(Phase.WAITING, min(max(n, 1), MAX_SLOTS), body_bytes)
-        self.apply(Arrive(name, tenant, cls, self.now - ago, body_bytes, max_output, n, timeout))
+        self.apply(event)
+
+    @rule(many=st.lists(st.tuples(st.sampled_from(TENANTS), st.sampled_from(CLASSES)), min_size=4, max_size=9))
+    def a_burst(self, many: list[tuple[str, str]]) -> None:
+        for tenant, cls in many:
+            self.arrive(tenant, cls, 1_000)
+
+    def changes_nothing(self, event: Event, match: str) -> None:
+        before = state_of(self.scheduler)
+        with pytest.raises(ValueError, match=match):
+            self.scheduler.apply(event, self.now)
+        assert state_of(self.scheduler) == before
+
+    @rule(index=st.integers(0, 999))
+    def arrive_again(self, index: int) -> None:
+        if self.scheduler.requests:
+            name = list(self.scheduler.requests)[index % len(self.scheduler.requests)]
+            self.changes_nothing(Arrive(name, "y", self.scheduler.policy.classes[0].name, self.now, 5), "is in use")
+
+    @rule(index=st.integers(0, 99))
+    def reconfigure(self, index: int) -> None:
+        self.apply(Reconfigure(self.policies[index % len(self.policies)]))
+
+    @rule(changes=st.sampled_from(BAD))
+    def reconfigure_badly(self, changes: dict[str, Any]) -> None:
+        self.changes_nothing(Reconfigure(replace(self.scheduler.policy, **changes)), ".")
+
+    @precondition(lambda self: self.known)
+    @rule(index=st.integers(0, 999), any_phase=st.booleans())
+    def first_token(self, index: int, any_phase: bool) -> None:
+        self.apply(FirstToken(self.pick(index) if any_phase else self.pick(index, Phase.INSIDE)))
+
+    @precondition(lambda self: self.known)
+    @rule(index=st.integers(0, 999), broke=st.booleans())
+    def unreachable(self, index: int, broke: bool) -> None:
+        self.apply(Unreachable(self.pick(index, Phase.INSIDE), broke))
 
     @precondition(lambda self: self.known)
     @rule(index=st.integers(0, 999))
@@ -179,7 +291,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         inside = sum(r.slots for r in self.known.values() if r.phase is Phase.INSIDE and r.endpoint == endpoint)
         tokens = (self.now - 1000.0) * 100
         sample = a_sample(max(0, inside - waiting), waiting, self.now, kv_usage=0.5, itl_sum=pace * tokens,
-                          itl_count=tokens, preemptions=0.0)  # fmt: skip
+                          itl_count=tokens, preemptions=0.0, ttft_sum=pace * tokens, ttft_count=tokens)  # fmt: skip
         self.apply(Scraped(endpoint, sample))
 
     @rule(endpoint=_ENDPOINTS, refused=st.sampled_from([False, False, True]))
@@ -199,7 +311,19 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.001, 0.3, 1.0, 4.0, 31.0, 700.0]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
+        before = state_of(self.scheduler)
+        for name in self.scheduler.requests:
+            explain(self.scheduler, name, self.now)
+        assert state_of(self.scheduler) == before  # it leaves no trace
         self.apply(Tick())
+
+    @rule(seconds=st.sampled_from([0.5, 1e9]))
+    def time_goes_backwards(self, seconds: float) -> None:
+        """An event from the past is one of now."""
+        counted = self.scheduler.counts["time_went_backwards"]
+        for effect in self.scheduler.apply(Tick(), self.now - seconds):
+            self.note(effect)
+        assert self.scheduler.counts["time_went_backwards"] == counted + 1
 
     @rule()
     def time_passes_to_the_next_deadline(self) -> None:
@@ -220,7 +344,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         inside = {name for name, r in self.known.items() if r.phase is Phase.INSIDE}
         unsettled = {name for name, r in self.known.items() if r.phase is Phase.ENDED and not r.settled}
         assert {r.id for r in scheduler.requests.values() if r.state is State.QUEUED} == waiting
-        assert {r.id for r in scheduler.requests.values() if r.state is State.RELEASED} == inside
+        assert {r.id for r in scheduler.requests.values() if r.state in INSIDE} == inside
         assert {r.id for r in scheduler.requests.values() if r.state is State.ENDED} == unsettled
         seen = view(scheduler, self.now)
         assert (seen.queued, seen.known) == (len(waiting), len(waiting) + len(inside) + len(unsettled))
@@ -233,6 +357,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         for name in scheduler.requests:
             told = explain(scheduler, name, self.now)
             assert told is not None and (told.hold is not None) == (name in waiting)
+            assert told.sentence and told.next
+            if name in waiting:
+                assert 1.0 <= told.estimated_wait_s <= 600.0
+                assert told.ahead_in_flow >= 0 and 0 <= told.flow_position <= told.flows
+                assert all(x is None or not math.isnan(x) for x in (told.value, told.limit))
+        # What is released and not settled is charged for what it has had until now; V is that, and all that is settled.
+        running = sum(r.charged for r in scheduler.requests.values() if r.state is not State.QUEUED and not r.settled)
+        settled = sum(r.cost for r in self.known.values())
+        assert scheduler.share_v == pytest.approx(running + settled, rel=1e-9, abs=1e-6)
 
     def teardown(self) -> None:
         """End all, count all, let time pass: nothing is left."""
@@ -250,10 +383,31 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert scheduler.next_deadline() is None
         assert view(scheduler, self.now).in_flight == 0
         assert set(scheduler.windows) == self.endpoints
+        assert scheduler.held_bytes == {}
+        assert all(c.queue.nodes == 0 and not c.retired for c in scheduler.classes)
+        assert len(scheduler.deadlines) == 0
         for request in self.known.values():
             assert request.phase in (Phase.REFUSED, Phase.LEFT, Phase.ENDED)
             assert request.settled == (request.phase is Phase.ENDED)
 
 
-TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(derandomize=True, max_examples=60, stateful_step_count=50, deadline=None)
+class AdaptiveMachine(SchedulerMachine):
+    pass
+
+
+class FirstMachine(SchedulerMachine):
+    controllers = (Controller.FIRST,)
+
+
+class ChangingMachine(SchedulerMachine):
+    """Every policy under every controller."""
+
+    controllers = tuple(Controller)
+
+
+TestAdaptive = AdaptiveMachine.TestCase
+TestAdaptive.settings = settings(derandomize=True, max_examples=25, stateful_step_count=50, deadline=None)
+TestFirst = FirstMachine.TestCase
+TestFirst.settings = settings(derandomize=True, max_examples=16, stateful_step_count=50, deadline=None)
+TestChanging = ChangingMachine.TestCase
+TestChanging.settings = settings(derandomize=True, max_examples=16, stateful_step_count=50, deadline=None)

@@ -6,7 +6,7 @@ import pytest
 from scheduler_case import Case, a_pool, fill, settled
 
 from extproc.core.events import Settled
-from extproc.core.model import Source, State
+from extproc.core.model import MAX_TOKENS, Source, State
 from extproc.core.view import view
 
 
@@ -135,12 +135,14 @@ def test_an_error_refunds_all() -> None:
 @pytest.mark.parametrize(
     ("prompt", "output", "cost"),
     [
-        (10**12, 10**12, 10_000_000 + 2 * 10_000_000.0),
-        (-5, 50, 256 + 100.0),  # no count of the prompt: its estimate
+        (10**12, 10**12, 768.0),  # no counts: the estimate of both
+        (MAX_TOKENS, 50, 256 + 100.0),  # what the edge makes of 10^12
+        (100, 10**12, 100 + 512.0),
+        (-5, 50, 256 + 100.0),
         (0, 0, 0.0),
     ],
 )
-def test_absurd_usage_is_clamped(prompt: int, output: int, cost: float) -> None:
+def test_an_absurd_count_is_none(prompt: int, output: int, cost: float) -> None:
     case = Case()
     case.arrive("r")
     assert settled(case.usage("r", prompt, output)) == [("r", cost)]

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from extproc.sim.report import Result, Verdict, medians, run_all
+from extproc.sim.shapes import E1
 from extproc.sim.workloads import BY_KEY, WORKLOADS, bursts, classes, musts, shares, traces
 from extproc.sim.workloads.cells import CELLS, engine, sustainable
 from extproc.sim.workloads.classes import poisson_quantile
 from extproc.sim.workloads.lengths import MIXES, means
 from extproc.sim.workloads.real import off
-from extproc.sim.workloads.workload import E1, Must, Scale, Table
+from extproc.sim.workloads.workload import Must, Scale, Table
 
 QUICK = Scale(quick=True)
 TRACES = Path(__file__).parents[3] / "shared/traces"
@@ -43,8 +44,20 @@ def test_the_baselines_fail_where_the_design_says_so() -> None:
     assert table["fair"]["engine waiting max"] < 30
 
 
+def test_growth_of_the_page_alone_is_no_substitute_for_first_tokens_and_the_default_is() -> None:
+    (rows,) = BY_KEY["answers"].measure(1, QUICK).values()
+    relative = {way: row["throughput / exact"] for way, row in rows.items()}
+    assert relative["exact"] == 1.0
+    assert relative["default"] >= 0.95
+    # No more than two steps' worth may be unanswered: 2 * 0.95 * 50 ms / 0.03 ms = 3,167 tokens. Growth shows them
+    # answered a second or two later, so less than 3,167 go in a second, of the 16,000 (14.4 requests of 1,105) that the
+    # engine could read: a fifth, and more only where a single prompt is larger than that and goes alone.
+    assert relative["count"] < 0.5
+    assert relative["prompt tokens"] < 0.5
+
+
 def test_every_workload_of_the_page_is_there() -> None:
-    assert [w.key for w in WORKLOADS] == [*(str(i) for i in range(1, 14)), "real"]
+    assert [w.key for w in WORKLOADS] == [*(str(i) for i in range(1, 14)), "answers", "real"]
     assert len(BY_KEY) == len(WORKLOADS)
     assert all(w.musts and w.title and w.span and w.seeds >= 1 for w in WORKLOADS)
     assert len(musts()) == sum(len(w.musts) for w in WORKLOADS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from extproc.sim.workloads import bursts, classes, faults, large, prefixes, real, shares, traces
+from extproc.sim.workloads import answers, bursts, classes, faults, large, prefixes, real, shares, traces
 from extproc.sim.workloads.workload import Must, Workload
 
 WORKLOADS: Final[tuple[Workload, ...]] = (
@@ -21,6 +21,7 @@ WORKLOADS: Final[tuple[Workload, ...]] = (
     faults.FAULTS,
     traces.REAL_TRAFFIC,
     large.LARGE,
+    answers.ANSWERS,
     real.REAL,
 )
 BY_KEY: Final[dict[str, Workload]] = {workload.key: workload for workload in WORKLOADS}

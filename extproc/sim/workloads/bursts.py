@@ -9,9 +9,9 @@ from extproc.sim.fairness import jain
 from extproc.sim.figures import Service, Span, capacity, chosen, quantile, retry_after_errors, ttfts
 from extproc.sim.jobs import Fate, Job, by_time, poisson
 from extproc.sim.scene import Engines
+from extproc.sim.shapes import E1
 from extproc.sim.virtual import Run
 from extproc.sim.workloads.workload import (
-    E1,
     Figures,
     Must,
     Scale,

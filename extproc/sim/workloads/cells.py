@@ -2,44 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from extproc.sim import shapes
 from extproc.sim.engine import EngineOptions
 from extproc.sim.workloads.lengths import means
-from extproc.sim.workloads.workload import E1
 
-_BLOCK = 16
-_PLENTY = 1_000_000  # blocks
-
-
-def _options(base_ms: float, seq_ms: float, prefill_ms: float, context_us: float, kv_tokens: float) -> EngineOptions:
-    return EngineOptions(
-        max_num_seqs=1024,
-        max_num_batched_tokens=8192,
-        kv_blocks=int(kv_tokens) // _BLOCK,
-        step_base=base_ms / 1e3,
-        step_per_seq=seq_ms / 1e3,
-        step_per_prefill_token=prefill_ms / 1e3,
-        step_per_context_token=context_us / 1e6,
-    )
+_ENGINES = {"E1": shapes.E1, "E3": shapes.E3, "E8": shapes.E8, "E70": shapes.E70}
 
 
 def engine(name: str, mix: str) -> EngineOptions:
-    """E1 small; E2 bound by KV: 300 sequences of the mix; E3 bound by time per token; E8 and E70: plausible shapes of a
-    model of 8 and of 70 billion weights. Constants from `window.md` 2."""
-    prompt, output, _ = means(mix)
-    match name:
-        case "E1":
-            return replace(E1, kv_blocks=_PLENTY)
-        case "E2":
-            return _options(17.0, 0.06, 0.08, 0.033, 300 * (prompt + output / 2))
-        case "E3":
-            return _options(20.0, 0.225, 0.03, 0.0, _PLENTY * _BLOCK)
-        case "E8":
-            return _options(6.5, 0.045, 0.03, 0.056, 430_000)
-        case "E70":
-            return _options(17.0, 0.06, 0.08, 0.033, 420_000)
-    raise ValueError(f"no engine {name}")
+    """By its name in `extproc.sim.shapes`. E2 has room for 300 sequences of the mix."""
+    if name == "E2":
+        prompt, output, _ = means(mix)
+        return shapes.e2(prompt, output)
+    return _ENGINES[name]
 
 
 def sustainable(options: EngineOptions, mix: str, limit_s: float) -> tuple[float, float]:

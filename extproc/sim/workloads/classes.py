@@ -12,9 +12,10 @@ from extproc.core.model import PoolPolicy
 from extproc.sim.figures import Service, Span, alone_s, capacity, chosen, quantile, ttfts, waits
 from extproc.sim.jobs import Fate, Job, Record, by_time, poisson
 from extproc.sim.scene import Engines
+from extproc.sim.shapes import E1
 from extproc.sim.virtual import Run
 from extproc.sim.ways import BASELINES, FAIR, Way
-from extproc.sim.workloads.workload import E1, Figures, Must, Scale, Table, Workload, a_class, a_pool, compare
+from extproc.sim.workloads.workload import Figures, Must, Scale, Table, Workload, a_class, a_pool, compare
 
 # -- 6 ---------------------------------------------------------------------------------------------
 

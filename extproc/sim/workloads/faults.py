@@ -29,10 +29,10 @@ from extproc.sim.figures import (
 )
 from extproc.sim.jobs import Job
 from extproc.sim.scene import Engines, Fault, Lag, Outage, Resize, Restart
+from extproc.sim.shapes import E1
 from extproc.sim.virtual import Run
 from extproc.sim.ways import DIRECT_FIFO, FAIR, FIRST, GATEWAY_FIFO, SATURATION, THRESHOLD, Way, fixed
 from extproc.sim.workloads.workload import (
-    E1,
     Figures,
     Must,
     Q,

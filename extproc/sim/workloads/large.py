@@ -33,6 +33,7 @@ from extproc.sim.figures import (
 )
 from extproc.sim.jobs import Job
 from extproc.sim.scene import Engines, Fault, Lag, Outage, Resize
+from extproc.sim.shapes import ONE_SECOND, UNEVEN
 from extproc.sim.virtual import Run, run
 from extproc.sim.ways import FAIR, FIRST, SATURATION, THRESHOLD, Way, fixed
 from extproc.sim.workloads.cells import CELLS, Cell
@@ -41,8 +42,6 @@ from extproc.sim.workloads.workload import Figures, Must, Q, Scale, Table, Workl
 
 _OVER, _OVER_AT_MOST = "10 s windows over", 0.05
 _LONG_PROMPT = 16_384  # more than the window lets be unanswered together
-_LAG = Lag(1.0, 1.0, preemptions_s=2.0)
-_UNEVEN = Lag(0.0, 4.0, preemptions_s=2.0)
 
 
 def arrivals(seed: int, cell: Cell, load: float, since: float, until: float) -> list[Job]:
@@ -73,13 +72,19 @@ def policy(cell: Cell) -> PoolPolicy:
 
 
 def _run(
-    jobs: Iterable[Job], cell: Cell, seconds: float, way: Way, seed: int, lag: Lag = _LAG, faults: Sequence[Fault] = ()
+    jobs: Iterable[Job],
+    cell: Cell,
+    seconds: float,
+    way: Way,
+    seed: int,
+    lag: Lag = ONE_SECOND,
+    faults: Sequence[Fault] = (),
 ) -> Run:
     engines = Engines(cell.options, lag=lag, scrape_s=1.0)
     return run(jobs, policy(cell), engines, seconds, way=way, seed=seed, faults=faults)
 
 
-def _figures(done: Run, cell: Cell, span: Span) -> Figures:
+def figures(done: Run, cell: Cell, span: Span) -> Figures:
     service = Service(done)
     records = chosen(done, span)
     people = ttfts(done, [r for r in records if r.job.cls == "interactive"])
@@ -129,7 +134,7 @@ def _best_fixed(jobs: Sequence[Job], cell: Cell, seed: int, span: Span) -> Figur
     for factor in _GRID if cell.engine != "E1" else (1.0,):
         # Where slots are the limit, a standing queue keeps them full.
         n = round(factor * cell.sustainable[0]) + (Q if cell.engine == "E1" else 0)
-        tried.append({"N": float(n)} | _figures(_run(jobs, cell, span.until, fixed(n), seed), cell, span))
+        tried.append({"N": float(n)} | figures(_run(jobs, cell, span.until, fixed(n), seed), cell, span))
     allowed = [row for row in tried if row[_OVER] <= _OVER_AT_MOST] or tried[:1]
     return max(allowed, key=lambda row: row["units/s"])
 
@@ -142,7 +147,7 @@ def _cell(
     best = best or _best_fixed(jobs, cell, seed, span)
     rows = {_BEST: dict(best)}
     for way in ways:
-        rows[way.name] = _figures(_run(jobs, cell, span.until, way, seed, lag), cell, span)
+        rows[way.name] = figures(_run(jobs, cell, span.until, way, seed, lag), cell, span)
     for row in rows.values():
         row[_RELATIVE] = row["units/s"] / best["units/s"]
     table[_name(cell, load, lag)] = rows
@@ -169,8 +174,8 @@ _FIVE = (CELLS[0], CELLS[1], CELLS[2], CELLS[5], CELLS[6])  # those that are loo
 _QUICK = (CELLS[0], CELLS[2], CELLS[5])
 
 
-def _name(cell: Cell, load: float, lag: Lag = _LAG) -> str:
-    return f"{cell.name}, {load:g}x" + (", lag 0-4 s" if lag is _UNEVEN else "")
+def _name(cell: Cell, load: float, lag: Lag = ONE_SECOND) -> str:
+    return f"{cell.name}, {load:g}x" + (", lag 0-4 s" if lag is UNEVEN else "")
 
 
 # -- bursts, faults, cold start --------------------------------------------------------------------
@@ -183,7 +188,7 @@ def _burst(table: Table, cell: Cell, seed: int, ways: Iterable[Way]) -> None:
     span = Span(30.0, 150.0)
     jobs = sorted(arrivals(seed, cell, 0.3, 0.0, span.until) + backlog(seed, cell, 500, 60.0), key=lambda job: job.at)
     table[f"burst of 500 at 0.3x, {cell.name}"] = {
-        way.name: _figures(_run(jobs, cell, span.until, way, seed), cell, span) for way in ways
+        way.name: figures(_run(jobs, cell, span.until, way, seed), cell, span) for way in ways
     }
 
 
@@ -195,7 +200,7 @@ def _outage(table: Table, cell: Cell, seed: int, ways: Iterable[Way]) -> None:
         done = _run(jobs, cell, span.until, way, seed, faults=[Outage(span.since, span.until)])
         service = Service(done)
         relative = service_rate(service, span) / service_rate(service, before)
-        rows[way.name] = {"throughput / before": relative} | _figures(done, cell, span)
+        rows[way.name] = {"throughput / before": relative} | figures(done, cell, span)
     table[f"outage of 60 s, {cell.name}"] = rows
 
 
@@ -230,7 +235,7 @@ def _sizes(table: Table, cell: Cell, seed: int, ways: Iterable[Way]) -> None:
         rows[way.name] = {
             "ITL back under 1.1 limit after, s": max(late, default=slow) - slow,
             "rate back to 95 % after, s": min(full, default=end - fast),
-        } | _figures(done, cell, Span(slow, end))
+        } | figures(done, cell, Span(slow, end))
     table[_SIZES] = rows
 
 
@@ -260,7 +265,7 @@ def _cold(table: Table, cell: Cell, seed: int, lag_s: float, ways: Iterable[Way]
             "60 % of the final running count after, s": min(there, default=end),
             "seconds over the limit in the first 30": float(sum(itl > cell.limit_s for itl in seconds)),
             "final running count": final,
-        } | _figures(done, cell, Span(0.0, end))
+        } | figures(done, cell, Span(0.0, end))
     table[_cold_name(lag_s)] = rows
 
 
@@ -273,15 +278,15 @@ def _measure(seed: int, scale: Scale) -> Table:
     cells = _QUICK if scale.quick else CELLS
     span = Span(30.0, 90.0 if scale.quick else 150.0)
     others: tuple[Way, ...] = () if scale.quick else (THRESHOLD, SATURATION, FIRST)
-    best = {cell: _cell(table, cell, 2.0, _LAG, seed, span, (*others, FAIR), None) for cell in cells}
+    best = {cell: _cell(table, cell, 2.0, ONE_SECOND, seed, span, (*others, FAIR), None) for cell in cells}
     table[_ALL] = _all(table, [_name(cell, 2.0) for cell in cells])
     if scale.quick:
         return table
     for cell in _FIVE:
-        _cell(table, cell, 5.0, _LAG, seed, span, (FAIR,), None)
+        _cell(table, cell, 5.0, ONE_SECOND, seed, span, (FAIR,), None)
     for cell in cells:
-        _cell(table, cell, 2.0, _UNEVEN, seed, span, (FAIR,), best[cell])
-    table[_ALL_UNEVEN] = _all(table, [_name(cell, 2.0, _UNEVEN) for cell in cells])
+        _cell(table, cell, 2.0, UNEVEN, seed, span, (FAIR,), best[cell])
+    table[_ALL_UNEVEN] = _all(table, [_name(cell, 2.0, UNEVEN) for cell in cells])
     for cell in _BURSTS:
         _burst(table, cell, seed, (THRESHOLD, FAIR))
     for cell in _OUTAGES:

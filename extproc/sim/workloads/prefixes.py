@@ -9,9 +9,10 @@ from extproc.core.model import PoolPolicy
 from extproc.sim.figures import Service, Span
 from extproc.sim.jobs import Fate, Job, Record
 from extproc.sim.scene import Engines
+from extproc.sim.shapes import E1
 from extproc.sim.virtual import NextJob, Run
 from extproc.sim.ways import BASELINES, FAIR, Way
-from extproc.sim.workloads.workload import E1, Figures, Must, Scale, Table, Workload, a_pool, compare
+from extproc.sim.workloads.workload import Figures, Must, Scale, Table, Workload, a_pool, compare
 
 _USERS, _TEMPLATES, _HELD = 24, 8, 3
 _SHARED, _OWN, _OUTPUT = 4096, 128, 96  # tokens

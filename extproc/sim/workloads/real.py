@@ -1,10 +1,8 @@
 """The prototype on a real vLLM against this simulator: the figures of `real-vllm.md` a, b and c.
 
-The engine there: vLLM 0.32 with 4 slots. Its step is set for each run so that the tokens a second are those of that
-run (the machine was shared: 257 to 422 tokens/s). From sending to a gauge that shows it: 43-78 ms on an idle engine
-there. Of these a request is 10-30 ms on its way, since a first token came within 30-60 ms where slots were free, and
-15-40 ms are the gauge's own; the first step is the rest. The front end takes 6 ms for one request after the other,
-which makes the 0.4-0.9 s after which the gauges show a burst of 100.
+The engine there: vLLM 0.32 with 4 slots, `real` in `extproc.sim.shapes`, which says how its way in and its gauges were
+taken apart. Its step is set for each run so that the tokens a second are those of that run (the machine was shared: 257
+to 422 tokens/s).
 
 The prototype had the first window controller, so it is what runs here. Two things are not on the page. How the beats of
 the two polite tenants lie to each other: here they take turns, half a period apart. A group of four noisy requests ends
@@ -25,31 +23,22 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from extproc.core.model import Controller, PoolPolicy
-from extproc.sim.engine import EngineOptions
+from extproc.sim import shapes
 from extproc.sim.figures import Service, Span, chosen, quantile, ttfts, waiting
 from extproc.sim.jobs import Fate, Job, Record, by_time, poisson
-from extproc.sim.scene import Engines, Lag, WayIn
+from extproc.sim.scene import Engines
 from extproc.sim.virtual import NextJob, run
 from extproc.sim.ways import DIRECT_FIFO, DIRECT_PRIORITY, FAIR, GATEWAY_FIFO, ROUND_ROBIN, Way
 from extproc.sim.workloads.workload import Figures, Must, Q, Scale, Table, Workload, a_class, a_pool, with_window
 
-_SLOTS = 4
-_PER_SEQ_S, _PER_PREFILL_S = 0.0003, 0.000048
-_WAY_IN = WayIn(0.010, 0.030, each=0.006)
-_LAG = Lag(0.015, 0.040)
+_SLOTS = shapes.REAL.max_num_seqs
 _WITHIN = 0.15
 
 
 def _engines(tokens_per_s: float, running: float = _SLOTS) -> Engines:
-    """The engine that gives so many tokens a second while so many run."""
-    step = running / tokens_per_s
-    options = EngineOptions(
-        max_num_seqs=_SLOTS,
-        step_base=step - running * _PER_SEQ_S - _SLOTS * 64 / 128 * _PER_PREFILL_S,
-        step_per_seq=_PER_SEQ_S,
-        step_per_prefill_token=_PER_PREFILL_S,
-    )
-    return Engines(options, lag=_LAG, way_in=_WAY_IN, exit_s=0.004)
+    """The engine that gives so many tokens a second while so many run, of requests of 64/128 tokens."""
+    options = shapes.real(tokens_per_s, running, 64 / 128)
+    return Engines(options, lag=shapes.REAL_LAG, way_in=shapes.REAL_WAY_IN, exit_s=shapes.REAL_EXIT_S)
 
 
 def _with_q(q: int, overtake: int = 0, batch_q: int = 0, batch_most: int | None = None) -> PoolPolicy:
@@ -248,8 +237,7 @@ def _slack(name: str, end: float) -> float:
     return max(_WITHIN * end, 1.0 if name == _MOST else 0.0)
 
 
-def _measure(seed: int, scale: Scale) -> Table:
-    draws = 1 if scale.quick else _DRAWS
+def _measure(seed: int, scale: Scale) -> Table:  # noqa: ARG001 - it is short already, and fewer draws are luck
     table: Table = {}
     for part, (cases, measure) in _PARTS.items():
         table[part] = {}
@@ -257,7 +245,7 @@ def _measure(seed: int, scale: Scale) -> Table:
             found: list[Figures] = []
             for speed, busy in zip(case.speeds, case.running, strict=True):
                 engines = _engines(speed, busy)
-                found += [measure(case, engines, 1000 * seed + draw) for draw in range(draws)]
+                found += [measure(case, engines, 1000 * seed + draw) for draw in range(_DRAWS)]
             row: Figures = {}
             for name, reference in case.figures.items():
                 row[name] = fmean(figures[name] for figures in found)

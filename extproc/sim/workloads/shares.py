@@ -10,9 +10,9 @@ from functools import partial
 from extproc.sim.figures import Service, Span, capacity, fairness, released_difference
 from extproc.sim.jobs import by_time, poisson
 from extproc.sim.scene import Engines
+from extproc.sim.shapes import E1
 from extproc.sim.virtual import Run
 from extproc.sim.workloads.workload import (
-    E1,
     Figures,
     Must,
     Q,

@@ -14,9 +14,10 @@ from statistics import fmean, median
 from extproc.sim.figures import Service, Span, ttfts
 from extproc.sim.jobs import Fate, Job
 from extproc.sim.scene import Engines
+from extproc.sim.shapes import E1
 from extproc.sim.virtual import Run, run
 from extproc.sim.ways import DIRECT_FIFO
-from extproc.sim.workloads.workload import E1, Figures, Must, Scale, Table, Workload, a_pool, compare
+from extproc.sim.workloads.workload import Figures, Must, Scale, Table, Workload, a_pool, compare
 
 TRACES = {
     "arena": "vtc_arena_1500.csv",

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from extproc.core.model import ClassPolicy, Controller, PoolPolicy, TenantPolicy, WindowPolicy
-from extproc.sim.engine import EngineOptions
 from extproc.sim.figures import Service, Span, capacity, common
 from extproc.sim.jobs import Job
 from extproc.sim.scene import Engines, Fault
+from extproc.sim.shapes import E1
 from extproc.sim.virtual import NextJob, Run, run
 from extproc.sim.ways import BASELINES, DIRECT_FIFO, FAIR, Way
 
@@ -74,10 +74,6 @@ class Workload:
     musts: tuple[Must, ...]
     seeds: int = 5  # runs, unless asked for otherwise
     missing: Callable[[Scale], str | None] = lambda _scale: None  # why it cannot be run here
-
-
-E1 = EngineOptions(max_num_seqs=20, max_num_batched_tokens=2048)
-"""The engine of `scheduling.md`: 20 slots, a step of 22 ms + 0.6 ms per sequence + 0.12 ms per prefill token."""
 
 
 def longest_wait(tokens: int) -> float:

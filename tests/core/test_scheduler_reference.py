@@ -1,0 +1,263 @@
+"""Any order of events, against `reference_scheduler`: the same releases, refusals and settlements in the same order.
+
+Costs are whole numbers, weights and shares powers of two, so that sums are exact and ties are ties on both sides: what
+clients allow is below what is expected, so the estimate is what they allow. Time passes in ticks of its own: what
+time alone opens is then looked for before the next event, on both sides.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from reference_scheduler import Effect as Told
+from reference_scheduler import Job, ReferenceScheduler
+from scheduler_case import E1, E2, a_class, a_fixed_pool, a_sample
+
+from extproc.core import invariants
+from extproc.core.events import (
+    Arrive,
+    Effect,
+    End,
+    EndpointAdded,
+    EndpointRemoved,
+    Event,
+    FirstToken,
+    Reconfigure,
+    Refuse,
+    Release,
+    Scraped,
+    ScrapeFailed,
+    Tick,
+    Usage,
+)
+from extproc.core.model import Order, Overflow, PoolPolicy, Source, State, TenantPolicy
+from extproc.core.scheduler import Scheduler
+from extproc.core.windows import Stance
+
+TENANTS = {"a": TenantPolicy(weight=2.0), "b": TenantPolicy(max_in_flight=2), "c": TenantPolicy(max_queued=3)}
+CAPPED = {"a": TenantPolicy(weight=2.0, max_in_flight=1), "b": TenantPolicy(max_queued=4), "c": TenantPolicy()}
+
+
+def policy(tenants: dict[str, TenantPolicy] = TENANTS, slots: int = 3, *classes: Any, **changes: Any) -> PoolPolicy:
+    three = (
+        a_class("interactive", 0, queue_timeout_s=20.0),
+        a_class("default", 1, queue_timeout_s=60.0, max_queued=5, promote_after_s=5.0),
+        a_class("batch", 2, queue_timeout_s=600.0, min_share=0.25, promote_after_s=9.0),
+    )
+    values: dict[str, Any] = {"max_queued": 12, "promote_every": 3, "priority_steps": 2} | changes
+    return a_fixed_pool(*(classes or three), slots=slots, tenants=tenants, **values)
+
+
+BASE = policy()
+CLASSES = ["interactive", "default", "batch"]
+INTERACTIVE, DEFAULT, BATCH = BASE.classes
+RARE = replace(BATCH, min_share=0.5, max_in_flight=2)
+LATER = replace(INTERACTIVE, rank=7, min_share=0.25)
+URGENT = replace(DEFAULT, order=Order.DEADLINE, max_queued=2)
+HASTY = replace(DEFAULT, queue_timeout_s=3.0, promote_after_s=None)
+STRICT = replace(INTERACTIVE, max_in_flight=1, overflow=Overflow.REJECT_NEWEST, max_queued=1)
+POLICIES = [
+    BASE,
+    policy(CAPPED, 2),
+    policy(TENANTS, 5, INTERACTIVE, RARE),
+    policy(TENANTS, 1, LATER, URGENT),
+    policy(CAPPED, 3, INTERACTIVE, HASTY, replace(BATCH, rank=1_000)),
+    policy(TENANTS, 4, STRICT, max_queued=6),
+]
+
+
+class ReferenceMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1000.0
+        self.scheduler = Scheduler(BASE)
+        self.reference = ReferenceScheduler(BASE)
+        self.names: list[str] = []
+        self.add_endpoint(E1)
+        self.page(E1, "good")
+
+    def both(self, event: Event, method: str, *args: Any, **named: Any) -> None:
+        """A tick after each: an event that makes no room is not always followed by a look for releases."""
+        effects = self.scheduler.apply(event, self.now) + self.scheduler.apply(Tick(), self.now)
+        expected = self.reference.run(lambda: getattr(self.reference, method)(*args, **named), self.now)
+        assert [told(effect) for effect in effects] == expected + self.reference.run(self.reference.tick, self.now)
+        self.compare()
+
+    def compare(self) -> None:
+        scheduler, reference = self.scheduler, self.reference
+        invariants.check(scheduler, self.now)
+        states = {State.QUEUED: "queued", State.RELEASED: "inside", State.RUNNING: "inside", State.ENDED: "ended"}
+        seen = {
+            r.id: (states[r.state], r.cls, r.endpoint, r.charged if r.state is not State.QUEUED else 0.0, r.settled)
+            for r in scheduler.requests.values()
+        }
+        expected = {
+            j.id: (j.state, j.cls, j.endpoint and j.endpoint.name, j.charged, j.settled) for j in reference.jobs
+        }
+        assert seen == expected
+        assert [(c.policy, c.retired) for c in scheduler.classes] == [(c.policy, c.retired) for c in reference.classes]
+        assert {e: (w.in_flight, w.removed) for e, w in scheduler.windows.items()} == {
+            e.name: (reference.in_flight(e), e.removed) for e in reference.endpoints
+        }
+        for cls, other in zip(scheduler.classes, reference.classes, strict=True):
+            tags = {leaf.tenant: leaf.tag for leaf in cls.queue.leaves() if leaf.queued}
+            assert tags == {t: flow.tag for t, flow in other.flows.items() if reference.queued(other, t)}
+            if cls.policy.min_share > 0:
+                assert cls.share_tag == other.share_tag
+        assert scheduler.share_v == reference.share_v
+
+    # -- events ---------------------------------------------------------------------------------------
+
+    @rule(
+        many=st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from(CLASSES)), min_size=3, max_size=8),
+        prompt=st.sampled_from([10, 100]),
+    )
+    def a_burst(self, many: list[tuple[str, str]], prompt: int) -> None:
+        for tenant, cls in many:
+            self.arrive(tenant, cls, prompt, 50, 1, None, 0.0)
+
+    @rule(
+        tenant=st.sampled_from("abcd"),
+        cls=st.sampled_from(CLASSES),
+        prompt=st.sampled_from([1, 10, 100, 100, 5_000]),
+        output=st.sampled_from([1, 50, 50, 100]),
+        n=st.sampled_from([1, 1, 1, 2, 3]),
+        timeout=st.sampled_from([None, None, None, 0.0, 3.0]),
+        ago=st.sampled_from([0.0, 0.0, 0.0, 4.0, 100.0, -9.0]),
+    )
+    def arrive(
+        self, tenant: str, cls: str, prompt: int, output: int, n: int, timeout: float | None, ago: float
+    ) -> None:
+        known = [c.policy.name for c in self.scheduler.classes if not c.retired]
+        cls = cls if cls in known else known[0]
+        name = f"r{len(self.names)}"
+        self.names.append(name)
+        arrival = self.now - ago
+        job = Job(name, tenant, cls, arrival, prompt + 2.0 * output * n, n, 100, 1e9 if timeout is None else timeout)
+        event = Arrive(name, tenant, cls, arrival, 100, output, n, timeout, prompt_tokens=prompt)
+        self.both(event, "arrive", job)
+
+    def pick(self, index: int, *states: str) -> str:
+        names = [j.id for j in self.reference.jobs if j.state in states] or self.names or ["nobody"]
+        return names[index % len(names)]
+
+    @rule(index=st.integers(0, 99), state=st.sampled_from(["queued", "inside", "inside", "inside", "ended"]))
+    def end(self, index: int, state: str) -> None:
+        name = self.pick(index, state)
+        self.both(End(name), "end", name)
+
+    @rule(index=st.integers(0, 99))
+    def first_token(self, index: int) -> None:
+        self.both(FirstToken(self.pick(index, "inside")), "tick")
+
+    @rule(
+        index=st.integers(0, 99),
+        prompt=st.sampled_from([0, 100, 4_000]),
+        hundreds=st.integers(1, 9),
+        source=st.sampled_from([Source.USAGE, Source.USAGE, Source.ERROR, Source.ESTIMATE]),
+    )
+    def usage(self, index: int, prompt: int, hundreds: int, source: Source) -> None:
+        name = self.pick(index, "inside", "ended")
+        slots = next((j.slots for j in self.reference.jobs if j.id == name), 1)
+        output = 100 * hundreds * slots
+        costs = {Source.USAGE: lambda _: prompt + 2.0 * output, Source.ERROR: lambda _: 0.0}
+        cost = costs.get(source, lambda job: job.charged)
+        self.both(Usage(name, source, prompt, 0, output), "usage", name, cost, source.value)
+
+    @rule(endpoint=st.sampled_from([E1, E2]), kind=st.sampled_from(["good", "good", "stale", "negative", "absurd"]))
+    def page(self, endpoint: str, kind: str) -> None:
+        waiting = {"negative": -1, "absurd": 10**9}.get(kind, 3)
+        started = 1.0 if kind == "stale" else self.now
+        window = self.scheduler.windows.get(endpoint)
+        seen = None if window is None else window.view(self.now)
+        never_read = seen is not None and (seen.age_s is None or seen.stance is Stance.DOWN)
+        sample = a_sample(5, waiting, started)
+        self.both(
+            Scraped(endpoint, sample), "scraped", endpoint, possible=kind == "good" or (kind == "stale" and never_read)
+        )
+
+    @rule(endpoint=st.sampled_from([E1, E2]), refused=st.booleans())
+    def scrape_failed(self, endpoint: str, refused: bool) -> None:
+        self.both(ScrapeFailed(endpoint, refused), "scrape_failed", endpoint, refused=refused)
+
+    @rule(endpoint=st.sampled_from([E1, E2]))
+    def add_endpoint(self, endpoint: str) -> None:
+        self.both(EndpointAdded(endpoint), "add_endpoint", endpoint)
+
+    @rule(endpoint=st.sampled_from([E1, E2]))
+    def remove_endpoint(self, endpoint: str) -> None:
+        self.both(EndpointRemoved(endpoint), "remove_endpoint", endpoint)
+
+    @rule(seconds=st.sampled_from([0.5, 1.0, 3.0, 5.0, 25.0, 700.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.both(Tick(), "tick")
+
+    @precondition(lambda self: self.scheduler.next_deadline() is not None)
+    @rule()
+    def time_passes_to_the_next_deadline(self) -> None:
+        due = self.scheduler.next_deadline()
+        assert due == min(j.deadline for j in self.reference.jobs if j.state != "inside")
+        self.now = max(self.now, due)
+        self.both(Tick(), "tick")
+
+    @rule(index=st.integers(0, len(POLICIES) - 1))
+    def reconfigure(self, index: int) -> None:
+        self.both(Reconfigure(POLICIES[index]), "reconfigure", POLICIES[index])
+
+    def teardown(self) -> None:
+        for name in self.names:
+            self.both(End(name), "end", name)
+        self.now += 10.0
+        self.both(Tick(), "tick")
+        assert self.scheduler.requests == {}
+
+
+def told(effect: Effect) -> Told:
+    """An effect as the reference tells it."""
+    if isinstance(effect, Release):
+        return ("release", effect.id, effect.endpoint, effect.priority)
+    if isinstance(effect, Refuse):
+        return ("refuse", effect.id, effect.reason.code)
+    return ("settled", effect.id, effect.cost, effect.source.value)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_long_walk_under_load(seed: int) -> None:
+    """As the machine below, with many arrivals: queues are full, classes behind, requests old."""
+    rng = random.Random(seed)
+    pair = ReferenceMachine()
+    pair.add_endpoint(E2)
+    pair.page(E2, "good")
+    for _ in range(700):
+        kind = rng.random()
+        if kind < 0.42:
+            n, timeout, ago = (
+                rng.choice([1, 1, 1, 2, 3]),
+                rng.choice([None, None, None, 3.0]),
+                rng.choice([0.0, 0.0, 4.0]),
+            )
+            prompt, output = rng.choice([1, 10, 100, 5_000]), rng.choice([1, 50, 100])
+            pair.arrive(rng.choice("abcd"), rng.choice(CLASSES), prompt, output, n, timeout, ago)
+        elif kind < 0.66:
+            pair.end(rng.randrange(99), rng.choice(["inside"] * 9 + ["queued"]))
+        elif kind < 0.86:
+            pair.usage(rng.randrange(99), rng.choice([0, 100, 4_000]), rng.randrange(1, 9), Source.USAGE)
+        elif kind < 0.97:
+            pair.time_passes(rng.choice([0.1, 0.5, 2.0, 6.0]))
+        elif kind < 0.98:
+            pair.scrape_failed(E2, refused=rng.random() < 0.3)
+            pair.page(E2, "good")
+        else:
+            pair.reconfigure(rng.randrange(len(POLICIES)))
+    pair.teardown()
+
+
+TestReference = ReferenceMachine.TestCase
+TestReference.settings = settings(derandomize=True, max_examples=60, stateful_step_count=40, deadline=None)
