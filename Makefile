@@ -12,7 +12,7 @@ help:
 	@echo "make up         the whole stack in the foreground: Envoy, Fairlane, two simulated engines"
 	@echo "make demo       the showcase: a noisy tenant, with and without Fairlane (about a minute)"
 	@echo "make test       every test"
-	@echo "make test-fast  the tests that need no Envoy (under a minute)"
+	@echo "make test-fast  the tests that need no Envoy and are not marked slow (under a minute)"
 	@echo "make lint types contracts    ruff, mypy --strict, import-linter"
 	@echo "make proto      generate extproc/pb from proto/"
 
@@ -33,7 +33,7 @@ test: $(STAMP)
 	@exec $(BIN)/python -m pytest $(ARGS)
 
 test-fast: $(STAMP)
-	@exec $(BIN)/python -m pytest -m "not e2e" $(ARGS)
+	@exec $(BIN)/python -m pytest -m "not e2e and not slow" $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import sys
 from collections.abc import Callable
@@ -33,6 +34,8 @@ def serve(path: Path, log_level: str, log_format: str | None) -> None:
     except ConfigError as error:
         click.echo(str(error), err=True)
         sys.exit(2)
+    # What is loaded by now stays: no full collection has to look at it while requests wait.
+    gc.freeze()
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(Service(config)))

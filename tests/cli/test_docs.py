@@ -45,7 +45,7 @@ def test_every_fairlane_command_that_is_named_exists(page: Path) -> None:
 def commands(page: Path) -> Iterator[list[str]]:
     """Command lines that are written out, as `fairlane bench core` or on a line of a shell block."""
     for line in re.findall(r"(?:^|`)(?:\.venv/bin/)?fairlane ([a-z][^`#\n]*)", page.read_text(), re.MULTILINE):
-        yield shlex.split(line)
+        yield [word for word in shlex.split(line) if word != "--help"]
 
 
 def test_the_pages_about_benchmarks_name_the_commands() -> None:
@@ -71,12 +71,6 @@ def test_the_page_of_benchmarks_has_every_workload_and_as_many_bounds_as_the_cod
     assert [(key, int(bounds)) for key, _, bounds in rows] == [(w.key, len(w.musts)) for w in WORKLOADS]
 
 
-def test_the_bounds_of_the_core_stand_on_the_page_of_benchmarks() -> None:
-    text = (ROOT / "docs/benchmarks.md").read_text()
-    for bound in ("50,000 cycles/s", "1,024 bytes", "2 s", "20 ms", "1 %"):
-        assert bound in text
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_to_a_file_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
@@ -86,7 +80,9 @@ def test_every_link_to_a_file_leads_somewhere(page: Path) -> None:
 
 def test_files_that_the_way_of_a_request_names_exist() -> None:
     text = (ROOT / "docs/how-it-works.md").read_text()
-    for name in re.findall(r"`((?:extproc|core|edge|engines|config|envoy|tests|docs)/[a-z0-9_./]+)`", text):
+    for name in re.findall(
+        r"`((?:extproc|core|edge|engines|config|sim|telemetry|envoy|tests|docs)/[a-z0-9_./]+)`", text
+    ):
         assert (ROOT / name).exists() or (ROOT / "extproc" / name).exists(), name
 
 

@@ -10,6 +10,8 @@ from fair_queue_bench import Bench
 
 from extproc.core.model import Order, Request, State
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_debtor_is_kept_until_virtual_time_passes_its_tag() -> None:
     bench = Bench()

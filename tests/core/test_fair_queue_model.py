@@ -17,6 +17,8 @@ from extproc.core.fair_queue import Block, Buckets, FairQueue
 from extproc.core.model import Order, PoolPolicy, Request, State, TenantPolicy
 from extproc.core.node import Node as QueueNode
 
+pytestmark = pytest.mark.slow
+
 TENANTS = ("a", "b", "c", "a/x", "a/y", "d/x/p", "d/x/q", "d/y/p", "d/x")
 NODES = ("a", "b", "c", "a/x", "a/y", "d", "d/x", "d/y", "d/x/p", "d/x/q", "d/y/p")
 COSTS = st.integers(0, 64).map(float)

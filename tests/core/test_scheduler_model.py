@@ -57,6 +57,8 @@ from extproc.core.model import (
 from extproc.core.scheduler import Scheduler
 from extproc.core.view import view
 
+pytestmark = pytest.mark.slow
+
 BATCH = a_class("batch", 2, queue_timeout_s=600.0, max_waiting=0, max_queued=6, min_share=0.1)
 
 

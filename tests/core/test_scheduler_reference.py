@@ -40,6 +40,8 @@ from extproc.core.model import Order, Overflow, PoolPolicy, Source, State, Tenan
 from extproc.core.scheduler import Scheduler
 from extproc.core.windows import Stance
 
+pytestmark = pytest.mark.slow
+
 TENANTS = {"a": TenantPolicy(weight=2.0), "b": TenantPolicy(max_in_flight=2), "c": TenantPolicy(max_queued=3)}
 CAPPED = {"a": TenantPolicy(weight=2.0, max_in_flight=1), "b": TenantPolicy(max_queued=4), "c": TenantPolicy()}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from scheduler_case import E1, E2, Case, a_pool, a_sample, two_classes
 
 from extproc.core.events import (
@@ -23,6 +24,8 @@ from extproc.core.events import (
 from extproc.core.model import Source, WindowPolicy
 from extproc.core.scheduler import Scheduler
 from extproc.core.view import view
+
+pytestmark = pytest.mark.slow
 
 
 def a_random_event(rng: random.Random, ids: list[str], now: float) -> Event:

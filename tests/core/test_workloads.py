@@ -14,6 +14,8 @@ from toy_engine import SLOTS, Job, Outcome, ToyEngine, poisson, service_s
 
 from extproc.core.model import PoolPolicy, TenantPolicy, WindowPolicy
 
+pytestmark = pytest.mark.slow
+
 WARM_UP_S = 60.0
 
 

@@ -16,7 +16,7 @@ from extproc.cli.main import main
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
 _POOL = "sim"
-_SECRET = "the-text-of-a-prompt"  # noqa: S105 - no password
+_SECRET = "the-text-of-a-prompt"
 
 
 async def _traffic(folder: Path, config: dict[str, object]) -> None:

@@ -36,7 +36,7 @@ with warnings.catch_warnings():
     import envoy_data_plane.google.protobuf as well_known
 
 # deprecated fields are part of the wire
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:envoy_data_plane")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning:envoy_data_plane")]
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = (base_pb2.DESCRIPTOR, ext_proc_pb2.DESCRIPTOR, access_log_pb2.DESCRIPTOR)

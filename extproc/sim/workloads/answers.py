@@ -27,7 +27,7 @@ from extproc.sim.workloads.workload import Must, Scale, Table, Workload
 
 _LOAD = 2.0
 _PAGES = {"page each 1 s, lag 1 s": (1.0, ONE_SECOND), "page each 0.25 s, lag 0.1 s": (0.25, Lag(0.1, 0.1))}
-_CELLS = (CELLS[8], CELLS[11], CELLS[9])
+_CELLS = (CELLS[8], CELLS[11], CELLS[9], CELLS[12])
 _RELATIVE = "throughput / exact"
 
 
