@@ -14,6 +14,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from extproc.cli.output import OUTPUT
 from extproc.sim import core_bench
 from extproc.sim.core_bench import Size
 
@@ -48,7 +49,7 @@ class Check:
 
 
 @click.command("core")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures there.")
+@click.option("--json", "json_file", type=OUTPUT, help="Write the figures there.")
 @click.option("--quick", is_flag=True, help="Small queues only: some seconds in place of some minutes.")
 def core(json_file: Path | None, quick: bool) -> None:
     """Cycles a second, bytes for each queued request, and the longest pause of the core.

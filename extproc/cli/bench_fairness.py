@@ -13,6 +13,7 @@ import click
 import orjson
 
 from extproc import __version__
+from extproc.cli.output import OUTPUT
 from extproc.sim.report import Result, run_all
 from extproc.sim.workloads import BY_KEY
 from extproc.sim.workloads.workload import Scale
@@ -38,7 +39,7 @@ _TRACES = Path("../shared/traces")
     show_default=True,
     help="Folder of the traces of workload 12.",
 )
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there.")
+@click.option("--json", "json_file", type=OUTPUT, help="Write everything there.")
 def fairness(
     keys: tuple[str, ...], seeds: int | None, quick: bool, jobs: int, traces: Path, json_file: Path | None
 ) -> None:

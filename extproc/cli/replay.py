@@ -13,6 +13,7 @@ import orjson
 
 from extproc import __version__
 from extproc.cli import replay_setting
+from extproc.cli.output import OUTPUT
 from extproc.cli.replay_exactly import replay_exactly
 from extproc.cli.replay_setting import Setting, SettingError
 from extproc.config.load import ConfigError, load
@@ -26,9 +27,16 @@ from extproc.sim.traffic import Choice, TraceError, Traffic
 from extproc.sim.virtual import run
 from extproc.sim.ways import FAIR, Way
 
+_LONGEST_S = 31 * 86_400.0  # pages are read all the time, also while nothing comes
 _FOREVER_S = 30 * 24 * 3600.0  # after the last arrival; a run ends when all is over
 _LOOK_S = 0.25  # between looks at the engines
 _LOOKS = 20_000  # and so many of them while requests come
+
+
+def _a_number(ctx: click.Context, param: click.Parameter, value: float) -> float:
+    if not math.isfinite(value):
+        raise click.BadParameter(f"{value} is not a number to scale by", ctx, param)
+    return value
 
 
 @click.command("replay")
@@ -63,7 +71,8 @@ _LOOKS = 20_000  # and so many of them while requests come
 )
 @click.option(
     "--scale",
-    type=click.FloatRange(0.0, 1e6, min_open=True),
+    type=click.FloatRange(0.001, 1e6),
+    callback=_a_number,
     default=1.0,
     show_default=True,
     help="2: requests come twice as fast.",
@@ -74,8 +83,8 @@ _LOOKS = 20_000  # and so many of them while requests come
 @click.option("--limit", type=click.IntRange(1), help="So many requests and no more.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of what is drawn: how late metrics pages are.")
 @click.option("--top", type=click.IntRange(1), default=20, show_default=True, help="Tenants in the table.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures there.")
-@click.option("--html", "html_file", type=click.Path(dir_okay=False, path_type=Path), help="Write a report there.")
+@click.option("--json", "json_file", type=OUTPUT, help="Write the figures there.")
+@click.option("--html", "html_file", type=OUTPUT, help="Write a report there.")
 @click.option("--exact", is_flag=True, help="Play a recording event by event, and see whether the same comes out.")
 def replay(
     traces: tuple[Path, ...], config: Path | None, compare: tuple[Path, ...], pool: str | None, engine: str,
@@ -101,6 +110,9 @@ def replay(
         number = count or settings[0].engines or traffic.endpoints or 1
         engines = replace(kind, count=number, prefix_tokens=traffic.prefix_tokens)
         jobs, notes = _playable(traffic, engines, traces[0])
+        if jobs[-1].at - jobs[0].at > _LONGEST_S:
+            days = (jobs[-1].at - jobs[0].at) / 86_400
+            raise SettingError(f"the requests span {days:.0f} days, and 31 can be played: use --from, --to or --scale")
         results = _play(jobs, settings, ways, engines, seed, notes)
         facts = {
             "Traffic": ", ".join(map(str, traces)),

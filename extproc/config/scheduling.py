@@ -32,8 +32,9 @@ ALL = "*"
 _LONGEST_HOLD_S = 3500.0
 
 Share = Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0.0, le=1e12, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0.0, le=1e12, allow_inf_nan=False)]  # cost units
+Price = Annotated[float, Field(ge=0.0, le=1e4, allow_inf_nan=False)]  # cost units of a token
 Count = Annotated[int, Field(ge=1)]
 Bytestring = Annotated[str, Field(min_length=1, max_length=256)]
 
@@ -167,16 +168,16 @@ class Window(Section):
     @field_validator("max_tpot")
     @classmethod
     def _some_time(cls, value: float) -> float:
-        if value <= 0:
-            raise ValueError("must be above 0: no engine makes a token in no time")
+        if value < 0.001:
+            raise ValueError("must be at least 1ms: no engine makes a token in less")
         return value
 
 
 class Cost(Section):
     unit: Literal["tokens", "requests", "time"] = "tokens"
-    prompt: NotNegative = 1.0
-    cached: NotNegative = 0.1
-    output: NotNegative = 2.0
+    prompt: Price = 1.0
+    cached: Price = 0.1
+    output: Price = 2.0
 
     @model_validator(mode="after")
     def _something(self) -> Cost:
@@ -195,7 +196,7 @@ class Pool(Section):
     cost: Cost = Cost()
     max_queued: Count = 20_000
     max_queued_bytes: Bytes = 2 * 1024**3
-    promote_every: Count = 8
+    promote_every: Annotated[int, Field(ge=2)] = 8
     priority_steps: Annotated[int, Field(ge=1, le=1000)] = 4
     prefix_slack: NotNegative = 0.0
 
@@ -251,7 +252,9 @@ class Pool(Section):
 
 def check_tree(tenants: Mapping[str, Tenant], separator: str | None) -> None:
     """Raise ValueError where `parent`s run in a circle, or deeper than the tree may be."""
-    for name in tenants:
+    for name, tenant in tenants.items():
+        if tenant.parent is not None and (name == ALL or name.endswith((separator or "/") + ALL)):
+            raise ValueError(f"tenants: {name}: a parent can be given to one name, not to all that match")
         path = [name]
         while (parent := _parent(path[-1], tenants, separator)) is not None:
             if parent in path:

@@ -23,11 +23,14 @@ from extproc.core.events import Arrive, Refuse
 from extproc.core.model import MAX_SLOTS, MAX_TOKENS, Overflow, PoolPolicy, Request, Unit
 from extproc.core.node import Node
 from extproc.core.reasons import Reason
-from extproc.core.waiting import expected_s, wait_s
+from extproc.core.waiting import back_s, expected_s
 from extproc.core.windows import Stance
 
 if TYPE_CHECKING:
     from extproc.core.scheduler import Scheduler
+
+
+_LONGEST_AGO_S = 7 * 86_400.0  # an absurd clock must not make a request older than any can be
 
 
 class Scope(Enum):
@@ -69,6 +72,7 @@ def newcomer(scheduler: Scheduler, event: Arrive, seq: int, now: float) -> Reque
     seconds = estimator.seconds(event.tenant, event.cls, prompt) if policy.unit is Unit.TIME else 0.0
     timeout = math.inf if event.timeout_s is None else max(0.0, event.timeout_s)
     arrival = event.arrival if event.arrival < now else now  # now also where it is no number
+    arrival = max(arrival, now - _LONGEST_AGO_S)
     return Request(
         id=event.id,
         tenant=event.tenant,
@@ -96,18 +100,18 @@ def admit(scheduler: Scheduler, request: Request, now: float) -> Verdict:
     if limits:
         victim = _victim(scheduler, request, cls, limits)
         if victim is None:
-            return Verdict(refuse(request, limits[0].reason, wait_s(scheduler, request, now), now, limits[0].message))
+            return Verdict(refuse(request, limits[0].reason, back_s(scheduler, request, now), now, limits[0].message))
     hopeless = _hopeless(scheduler, request, cls, now)
     if hopeless is not None or victim is None:
         return Verdict(hopeless)
     message = f"{limits[0].message}; tenant {victim.tenant!r} has the most waiting (overflow of the class)"
-    return Verdict(shed=refuse(victim, Reason.SHED, wait_s(scheduler, victim, now), now, message))
+    return Verdict(shed=refuse(victim, Reason.SHED, back_s(scheduler, victim, now), now, message))
 
 
 def expired(scheduler: Scheduler, request: Request, now: float) -> Refuse:
     """The answer to one that has waited for too long."""
     timeout = scheduler.by_name[request.cls].policy.queue_timeout_s
-    wait, waited = wait_s(scheduler, request, now), f"waited {now - request.arrival:.1f} s"
+    wait, waited = back_s(scheduler, request, now), f"waited {now - request.arrival:.1f} s"
     limit = f"class {request.cls!r} allows {timeout:g} s (queue_timeout of the class)"
     if request.timeout_s < timeout:
         limit = f"the request itself allows {request.timeout_s:g} s"

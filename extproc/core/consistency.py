@@ -27,6 +27,16 @@ def check(queue: FairQueue, order: Order) -> None:
     leaves = [node for node in nodes if isinstance(node, Leaf)]
     _equal("nodes", queue.nodes, len(nodes))
     _equal("leaves", {leaf.tenant: leaf for leaf in leaves}, {leaf.tenant: leaf for leaf in queue.leaves()})
+    known = {(path, node) for path, node in queue.in_buckets()}
+    for path, node in known - {(node.path, node) for node in nodes if node.bucket is not None}:
+        raise AssertionError(f"bucket of {path!r} has a node {node.path!r} that is not in the tree, or not in a bucket")
+    for node in nodes:
+        rated = node.parent is not None and queue.policy(node.path, node.parent).rate is not None
+        _equal(
+            f"{node.path} has a bucket, is known there",
+            (node.bucket is not None, (node.path, node) in known),
+            (rated, rated),
+        )
     for leaf in leaves:
         keys = list(iterate(leaf.requests))
         _equal(f"queued of {leaf.path}", leaf.queued, len(keys))
@@ -53,7 +63,10 @@ def _group(group: Group, now: float) -> None:
     for field in _SUMS:
         if field != "owed" or group.parent is not None:
             _close(f"{field} of {name}", getattr(group, field), sum(getattr(c, field) for c in children))
-    _close(f"loose of {name}", group.loose, sum(child.owed / child.weight for child in children))
+    # A cost is right to 1e-6, and that is more where it is divided by less than 1.
+    least = min((child.weight for child in children), default=1.0)
+    loose = sum(child.owed / child.weight for child in children)
+    _close(f"loose of {name}", group.loose, loose, 1e-6 / min(least, 1.0))
     _sorted(f"order of {name}", list(iterate(group.order)))
     _sorted(f"debtors of {name}", list(iterate(group.debtors)))
     for child in children:
@@ -102,6 +115,6 @@ def _equal(what: str, seen: object, expected: object) -> None:
         raise AssertionError(f"{what}: {seen}, expected {expected}")
 
 
-def _close(what: str, seen: float, expected: float) -> None:
-    if not math.isclose(seen, expected, rel_tol=1e-9, abs_tol=1e-6):
+def _close(what: str, seen: float, expected: float, within: float = 1e-6) -> None:
+    if not math.isclose(seen, expected, rel_tol=1e-9, abs_tol=within):
         raise AssertionError(f"{what}: {seen}, expected {expected}")

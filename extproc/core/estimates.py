@@ -20,6 +20,7 @@ _TRUST = 4  # observations at which a level counts as much as the one above it
 _PRIOR_OUTPUT = 256.0  # tokens, before anything was seen
 _PRIOR_SECONDS = 10.0
 _BYTES_PER_TOKEN = 4.0
+_MOST_OUTPUT = 131_072  # tokens of one choice: no lie beyond it spoils what others are thought to take
 _MAX_KEYS = 20_000  # tenants x buckets remembered; the least recently used go first
 _RATIO = (0.1, 4.0)  # plausible tokens per (bytes / 4)
 
@@ -108,11 +109,21 @@ class Estimator:
         return self._seconds.of(tenant, cls, _bucket(prompt))
 
     def observe(
-        self, tenant: str, cls: str, body_bytes: int, guess: float, prompt: int | None, output: int | None, n: int
+        self,
+        tenant: str,
+        cls: str,
+        body_bytes: int,
+        guess: float,
+        prompt: int | None,
+        output: int | None,
+        n: int,
+        max_output: int | None = None,
     ) -> None:
-        """`guess` is the prompt estimate at arrival, in tokens: it names the bucket."""
+        """`guess` is the prompt estimate at arrival, in tokens: it names the bucket. `max_output`: of each choice, as
+        the client asked: an engine that claims more counts several prompts, or lies, and teaches nothing beyond it."""
         if output is not None:
-            self._output.observe(tenant, cls, _bucket(guess), output / n)
+            most = _MOST_OUTPUT if max_output is None else min(max_output, _MOST_OUTPUT)
+            self._output.observe(tenant, cls, _bucket(guess), min(output / n, most))
         if prompt is not None and body_bytes > 0:
             low, high = _RATIO
             ratio = min(max(prompt / (body_bytes / _BYTES_PER_TOKEN), low), high)

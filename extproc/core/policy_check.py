@@ -33,7 +33,7 @@ _GATES: Bounds = {
 _TENANT: Bounds = {"max_queued": (0, _MOST), "max_queued_bytes": (0, _MOST), "max_queued_tokens": (0, _MOST)}
 _WEIGHTS: Bounds = {"prompt": (0.0, _MOST), "cached": (0.0, _MOST), "output": (0.0, _MOST)}
 _WINDOW: Bounds = {
-    "start": (0.0, _MOST),
+    "start": (1.0, _MOST),
     "floor": (0.0, _MOST),
     "ceiling": (1.0, _MOST),
     "max_tpot_s": (1e-6, _MOST),

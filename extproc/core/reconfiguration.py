@@ -100,9 +100,7 @@ def _detach(tree: Tree, leaf: Leaf) -> None:
         _add_books(node, leaf, -1)
         if node.parent is not None:
             node.tag -= leaf.owed / node.weight
-    tree.leave_bucket(leaf)
-    del _parent(leaf).children[leaf.path]
-    tree.nodes -= 1
+    tree.delete(leaf)
 
 
 def _attach(tree: Tree, leaf: Leaf, path: tuple[str, ...], debt: float, times: Times, held: set[Node]) -> None:
@@ -111,8 +109,8 @@ def _attach(tree: Tree, leaf: Leaf, path: tuple[str, ...], debt: float, times: T
     leaf.path, leaf.parent = path[-1], group
     leaf.weight, leaf.cap, leaf.burst = policy.weight, policy.max_in_flight, policy.burst
     idle = group.children.get(leaf.path)
-    if isinstance(idle, Group):
-        tree.clear(idle)
+    if idle is not None:
+        # Leaves that are under it owe nobody anything: nothing goes on there.
         tree.delete(idle)
     tree.add(group, leaf)
     tree.renew(leaf)

@@ -61,6 +61,7 @@ MakeWindow = Callable[[str, WindowPolicy, float], Window]
 """(endpoint as "host:port", policy, now) -> its window."""
 
 _PROMOTION = By.PROMOTION  # as a global, for the hot path
+_EXPIRE_AT_ONCE = 256  # the next `Tick` is due at once for those that are left: others need not wait for all of them
 _LOOK_S = 0.05  # time alone may have opened something: looked at with the next event after this
 
 
@@ -149,7 +150,8 @@ class Scheduler:
         return effects
 
     def next_deadline(self) -> float | None:
-        """When `Tick` is due at the latest; None: nothing waits for time to pass."""
+        """When `Tick` is due at the latest; None: nothing waits for time to pass. In the past, where more expired at
+        once than one event deals with."""
         due = self.deadlines.next_at()
         if self.queued:
             for cls in self.classes:
@@ -260,7 +262,14 @@ class Scheduler:
         if source is Source.USAGE:
             prompt, output = charging.tokens(usage.prompt_tokens), charging.tokens(usage.output_tokens)
             self.estimator.observe(
-                request.tenant, request.cls, request.body_bytes, request.prompt_tokens, prompt, output, request.slots
+                request.tenant,
+                request.cls,
+                request.body_bytes,
+                request.prompt_tokens,
+                prompt,
+                output,
+                request.slots,
+                request.max_output,
             )
             if window is not None and output is not None:
                 window.observed(request, prompt, output)
@@ -376,7 +385,10 @@ class Scheduler:
     def _expire(self, now: float, effects: list[Effect]) -> bool:
         """Whether something may go now: a request has left the queue, or a cost has become final that holds others."""
         left = False
-        while (request := self.deadlines.passed(now)) is not None:
+        for _ in range(_EXPIRE_AT_ONCE):
+            request = self.deadlines.passed(now)
+            if request is None:
+                break
             if request.state is State.ENDED:
                 self._settle(request, Usage(request.id, Source.TIME), now, effects)
                 left = left or self._costs_hold()

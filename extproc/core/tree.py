@@ -89,6 +89,13 @@ class Tree:
         leaf = self._leaves.get(tenant)
         return 0 if leaf is None else leaf.queued
 
+    def in_buckets(self) -> Iterator[tuple[str, Node]]:
+        """Nodes of this queue that a bucket knows, and the path of that bucket. O(all of the pool); for tests."""
+        for bucket in self._buckets._buckets.values():
+            for node, queue in bucket.members.items():
+                if queue is self and isinstance(node, Node):
+                    yield bucket.path, node
+
     def groups(self) -> Iterator[Group]:
         """All groups, those above before those below. The root is the first."""
         found = [self._root]
@@ -156,14 +163,12 @@ class Tree:
         gone: nothing goes on under the group, so nobody there owes anybody. The orders are the caller's."""
         parent = leaf.parent
         assert parent is not None  # noqa: S101 - a leaf is not the root
-        self.leave_bucket(leaf)
-        self.nodes -= 1
+        self.delete(leaf)
         group = Group(leaf.path, parent, self.policy(leaf.path, parent))
         for name in _BOOKS:
             setattr(group, name, getattr(leaf, name))
         self.add(parent, group)
         if leaf.idle:
-            del self._leaves[leaf.tenant]
             return group
         leaf.parent = group
         leaf.weight, leaf.cap, leaf.burst = _PLAIN.weight, None, 0.0
@@ -179,8 +184,6 @@ class Tree:
         if leaf.idle:
             remove(parent.debtors, debt_key(leaf))
         leave(parent, leaf)
-        if parent.loads is not None:
-            parent.loads.forget(leaf)
         group = self.convert(leaf)
         if group.idle:
             insert(parent.debtors, debt_key(group))
@@ -320,7 +323,7 @@ class Tree:
             node = parent
 
     def clear(self, group: Group) -> None:
-        """The busy period of a group is over."""
+        """The busy period of a group is over: all that is under it goes."""
         for child in list(group.children.values()):
             self.delete(child)
         group.debtors, group.loads = [], None
@@ -340,9 +343,12 @@ class Tree:
             spare -= 1
 
     def delete(self, node: Node) -> None:
-        """Of an idle node that is in no order."""
+        """Take a node that is in no order out of the tree and out of the tree's books, with all that is under
+        it. The one way out: what is left in any of these would be served, charged or counted for ever."""
         parent = node.parent
         assert parent is not None  # noqa: S101 - not the root
+        if isinstance(node, Group):
+            self.clear(node)
         del parent.children[node.path]
         self.nodes -= 1
         if isinstance(node, Leaf):

@@ -25,6 +25,12 @@ def wait_s(scheduler: Scheduler, request: Request, now: float) -> float:
     return bounded(*_ahead_and_rate(scheduler, request, now))
 
 
+def back_s(scheduler: Scheduler, request: Request, now: float) -> float:
+    """When one that is refused may come back, to stand behind what its flow has waiting then. O(1)."""
+    cls = scheduler.by_name[request.cls]
+    return bounded(*_with_rate(scheduler, cls, _before_a_newcomer(cls, request), now))
+
+
 def expected_s(scheduler: Scheduler, request: Request, now: float) -> float | None:
     """As `wait_s`, without its bounds; None: nothing is known."""
     ahead, rate = _ahead_and_rate(scheduler, request, now)
@@ -34,6 +40,10 @@ def expected_s(scheduler: Scheduler, request: Request, now: float) -> float | No
 def _ahead_and_rate(scheduler: Scheduler, request: Request, now: float) -> tuple[float, float]:
     cls = scheduler.by_name[request.cls]
     ahead = cls.queue.cost_ahead(request) if request.leaf is not None else _before_a_newcomer(cls, request)
+    return _with_rate(scheduler, cls, ahead, now)
+
+
+def _with_rate(scheduler: Scheduler, cls: ClassQueue, ahead: float, now: float) -> tuple[float, float]:
     rate = cls.drain.cost_per_second(now)
     if rate <= 0.0:
         ahead += sum(c.queue.queued_cost for c in scheduler.classes if c.policy.rank < cls.policy.rank)

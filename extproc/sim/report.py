@@ -113,8 +113,8 @@ def _clean(table: Table) -> dict[str, Any]:
 def run_all(
     keys: Sequence[str], seeds: int | None, scale: Scale, jobs: int, done: Callable[[Result], None]
 ) -> list[Result]:
-    """Run the workloads in order, each with so many seeds (None: its own number, of quick runs one), in so many
-    processes; `done` is told of each as it ends."""
+    """Run the workloads in order, each with so many seeds (None: its own number), in so many processes; `done` is told
+    of each as it ends."""
     results: list[Result] = []
     pool = ProcessPoolExecutor(jobs) if jobs > 1 else None
     try:
@@ -132,7 +132,7 @@ def _run(workload: Workload, seeds: int | None, scale: Scale, pool: ProcessPoolE
     reason = workload.missing(scale)
     if reason is not None:
         return Result(workload, (), (), reason)
-    count = seeds or (1 if scale.quick else workload.seeds)
+    count = seeds or (workload.quick_seeds if scale.quick else workload.seeds)
     numbers = tuple(range(1, count + 1))
     if pool is None:
         return Result(workload, numbers, tuple(workload.measure(seed, scale) for seed in numbers))

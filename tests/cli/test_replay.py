@@ -168,7 +168,8 @@ def test_what_cannot_be_used_is_named_with_exit_code_2() -> None:
     assert "no such pool; it has llama" in refused(trace, "--pool", "qwen")
     assert "--exact needs a recording" in refused(trace, "--exact")
     assert "no request to play" in refused(trace, "--from", 100)
-    assert "cannot be written" in refused(trace, "--json", "nowhere/out.json")
+    assert "there is no folder 'nowhere'" in refused(trace, "--json", "nowhere/out.json")
+    assert "not a number" in refused(trace, "--scale", "nan")
     Path("fairlane.yaml").unlink()
     assert "Name the configuration with --config" in refused(trace)
 

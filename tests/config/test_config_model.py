@@ -226,7 +226,7 @@ def test_keys_of_a_tenant(changes: dict[str, Any], words: str) -> None:
         ({"window": {"max_kv_usage": 1.1}}, "window.max_kv_usage", "less than or equal to 1"),
         ({"window": {"max_kv_usage": NAN}}, "window.max_kv_usage", ""),
         ({"window": {"overtake": 5}}, "window.overtake", "less than or equal to 4"),
-        ({"window": {"max_tpot": "0s"}}, "window.max_tpot", "must be above 0"),
+        ({"window": {"max_tpot": "0s"}}, "window.max_tpot", "must be at least 1ms"),
         ({"cost": {"prompt": -1}}, "cost.prompt", "greater than or equal to 0"),
         ({"cost": {"output": INF}}, "cost.output", "finite number"),
         ({"cost": {"prompt": 0, "output": 0}}, "cost", "nothing would cost anything"),

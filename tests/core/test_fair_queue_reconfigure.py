@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
 from collections import Counter
 
 import pytest
 from fair_queue_bench import Bench, flows
 
-from extproc.core.model import Order, TenantPolicy
+from extproc.core.fair_queue import Buckets
+from extproc.core.model import Order, PoolPolicy, Request, TenantPolicy
+from extproc.core.node import Leaf
 
 
 def test_a_new_weight_holds_from_now_on() -> None:
@@ -163,3 +167,167 @@ def test_a_policy_that_is_none_changes_nothing(weight: float) -> None:
     leaf = bench.queue.leaf("x/a")
     assert leaf is not None and leaf.parent is not None and (leaf.parent.tag, leaf.parent.weight) == (5.0, 2.0)
     bench.queue.check()
+
+
+# -- idle tenants in debt, under groups that go or become leaves ---------------------------------------
+
+
+def by_parent(*chain: str) -> dict[str, TenantPolicy]:
+    """Each but the first hangs under the one before it."""
+    return {name: TenantPolicy(parent=above) for above, name in itertools.pairwise(chain)}
+
+
+@pytest.mark.parametrize(
+    ("deep", "before", "new"),
+    [
+        ("acme/ml/x/y", flows(separator=None), flows()),
+        ("y", flows(separator=None), flows(by_parent("acme", "acme/ml", "x", "y"), separator=None)),
+        ("acme/ml/x/y", flows(by_parent("q", "acme/ml"), separator=None), flows()),
+    ],
+)
+def test_a_deep_debtor_goes_with_the_idle_groups_that_a_leaf_replaces(
+    deep: str, before: PoolPolicy, new: PoolPolicy
+) -> None:
+    """It moves under groups that are idle, so it owes nobody anything there and goes with them."""
+    bench = Bench()
+    bench.queue.reconfigure(before, Order.FIFO, 0.0)
+    bench.put(deep)
+    first = bench.take(0.0)
+    bench.put("filler")
+    bench.put("acme/ml")
+    bench.finish(first, 5000.0)
+    bench.queue.reconfigure(new, Order.FIFO, 0.0)
+    bench.queue.check()
+    assert bench.queue.leaf(deep) is None
+    bench.put(deep)
+    bench.queue.check()
+    assert sorted(bench.serve(1.0) for _ in range(3)) == sorted([deep, "filler", "acme/ml"])
+    assert (bench.queue.nodes, bench.queue.size) == (0, 0)
+
+
+def test_the_bucket_of_a_node_that_goes_knows_it_no_more() -> None:
+    buckets = Buckets()
+    bench = Bench(buckets=buckets)
+    tenants = {"a/b/c": {"rate": 100.0}}
+    bench.queue.reconfigure(flows(tenants, separator=None), Order.FIFO, 0.0)
+    bench.put("a/b/c/d")
+    deep = bench.take(0.0)
+    bench.put("filler")
+    bench.put("a/b")
+    bench.finish(deep, 5000.0)
+    bench.queue.reconfigure(flows(tenants), Order.FIFO, 0.0)
+    bench.queue.check()
+    bucket = buckets.get("a/b/c")
+    assert bucket is None or not bucket.members
+
+
+def test_check_finds_a_node_that_is_out_of_the_tree_but_in_a_bucket() -> None:
+    bench = Bench({"a": {"rate": 1.0}})
+    bench.put("a")
+    bench.put("b")
+    leaf = bench.queue.leaf("a")
+    assert leaf is not None and leaf.bucket is not None
+    ghost = Leaf("a", leaf.parent, TenantPolicy(), "a")  # type: ignore[arg-type]
+    leaf.bucket.members[ghost] = bench.queue
+    with pytest.raises(AssertionError, match="bucket of 'a'"):
+        bench.queue.check()
+
+
+DEEP = ["a", "a/b", "a/b/c", "a/b/c/d", "a/b/c/d/e", "a/x/c", "b", "b/a", "c/b/a"]
+
+
+def _in_a_circle(policy: PoolPolicy, name: str) -> bool:
+    try:
+        policy.path(name)
+    except ValueError:
+        return True
+    return False
+
+
+class Walk:
+    """Requests of deep names in every state, while the tree changes its shape under them."""
+
+    def __init__(self, seed: int, *, parents: bool, separators: tuple[str | None, ...]) -> None:
+        self.rng = random.Random(seed)
+        self.parents, self.separators = parents, separators
+        self.buckets = Buckets()
+        self.bench = Bench(buckets=self.buckets)
+        self.queued: list[Request] = []
+        self.inside: list[Request] = []
+        self.unsettled: list[Request] = []
+
+    def step(self) -> None:
+        rng, bench = self.rng, self.bench
+        move = rng.choice(["put", "put", "pop", "pop", "free", "free", "settle", "settle", "refresh", "cancel", "new"])
+        bench.now += rng.choice([0.0, 0.1, 30.0])
+        if move == "put":
+            self.queued.append(bench.put(rng.choice(DEEP), cost=rng.choice([1.0, 1000.0])))
+        elif move == "pop":
+            request = bench.pop(rng.choice([0.0, 7.0, 3000.0]))
+            if request is not None:
+                self.queued.remove(request)
+                self.inside.append(request)
+                self.unsettled.append(request)
+        elif move == "free" and self.inside:
+            bench.free(self.inside.pop(rng.randrange(len(self.inside))))
+        elif move == "settle" and self.unsettled:
+            bench.settle(self.unsettled.pop(rng.randrange(len(self.unsettled))), rng.choice([0.0, 10.0, 5000.0]))
+        elif move == "refresh" and self.unsettled:
+            bench.queue.refresh(rng.choice(self.unsettled), 4000.0)
+        elif move == "cancel" and self.queued:
+            bench.cancel(self.queued.pop(rng.randrange(len(self.queued))))
+        elif move == "new":
+            order = rng.choice(list(Order))
+            policy = self.policy()
+            while any(_in_a_circle(policy, name) for name in DEEP):
+                policy = self.policy()
+            bench.queue.reconfigure(policy, order, bench.now)
+        bench.queue.check()
+        assert Counter(r.tenant for r in self.queued) == +Counter({t: bench.queue.queued(t) for t in DEEP})
+        busy = {r.tenant for r in self.queued + self.inside + self.unsettled}
+        assert busy <= {leaf.tenant for leaf in bench.queue.leaves()}
+
+    def policy(self) -> PoolPolicy:
+        rng = self.rng
+        return flows(
+            {
+                name: TenantPolicy(
+                    parent=rng.choice(["q", "q/r", *DEEP]) if self.parents and rng.random() < 0.3 else None,
+                    weight=rng.choice([1e-6, 1.0, 4.0]),
+                    rate=rng.choice([None, None, 100.0]),
+                    max_in_flight=rng.choice([None, None, 1]),
+                    burst=rng.choice([0.0, 50.0]),
+                )
+                for name in ["q", *DEEP]
+                if rng.random() < 0.5
+            },
+            separator=rng.choice(self.separators),
+        )
+
+    def end(self) -> None:
+        """All that is there can still be served, and nothing is left of it."""
+        bench = self.bench
+        bench.queue.reconfigure(flows(), Order.FIFO, bench.now)
+        for request in self.inside:
+            bench.free(request)
+        for request in self.unsettled:
+            bench.settle(request, 1.0)
+        served = Counter(bench.serve(1.0) for _ in self.queued)
+        assert served == Counter(r.tenant for r in self.queued)
+        assert (bench.queue.nodes, bench.queue.size, list(bench.queue.leaves())) == (0, 0, [])
+        for name in DEEP:
+            bucket = self.buckets.get(name)
+            assert bucket is None or not bucket.members
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    ("parents", "separators"),
+    [(False, (None, "/")), (True, (None,)), (True, ("/",)), (True, (None, "/"))],
+    ids=["separator", "parents", "parents-in-paths", "both"],
+)
+def test_any_change_of_shape_keeps_the_books(seed: int, parents: bool, separators: tuple[str | None, ...]) -> None:
+    walk = Walk(seed, parents=parents, separators=separators)
+    for _ in range(300):
+        walk.step()
+    walk.end()

@@ -188,3 +188,37 @@ def test_a_released_request_has_no_timeout() -> None:
     case.arrive("r")
     assert case.tick(10_000.0) == []
     assert case.scheduler.requests["r"].state is State.RELEASED
+
+
+def test_many_that_expire_at_once_do_so_in_portions() -> None:
+    """2,000 at once: an event deals with 256, the next tick is due at once, and a release is not kept waiting."""
+    case = Case(a_pool(start=1), checked=False)
+    inside = fill(case, 4)
+    for i in range(2_000):
+        case.arrive(f"r{i}", f"t{i % 50}")
+    case.now += 61.0
+    assert len(refused(case.page(running=1, waiting=3))) == 256
+    due = case.scheduler.next_deadline()
+    assert due is not None and due < case.now
+    rounds, gone = 0, 256
+    while (due := case.scheduler.next_deadline()) is not None and due <= case.now:
+        gone += len(refused(case.tick()))
+        rounds += 1
+    assert (rounds, gone, case.scheduler.queued) == (7, 2_000, 0)
+    case.end(inside[0])
+
+
+def test_what_one_lying_engine_claims_teaches_little() -> None:
+    """A hundred tokens were asked for. Ten million are charged, and learnt by nobody."""
+    case = Case(a_pool(start=4))
+    case.arrive("r0", "liar", max_output=100)
+    case.usage("r0", 10, 9_999_998)
+    case.arrive("r1", "other")
+    assert case.scheduler.requests["r1"].output_tokens < 256
+
+
+def test_an_arrival_long_before_anything_is_not_the_oldest_of_all() -> None:
+    case = Case(a_pool(a_class(queue_timeout_s=1e9), start=1))
+    fill(case, 4)
+    case.arrive("r", arrival=float("-inf"))
+    assert case.scheduler.requests["r"].arrival == case.now - 7 * 86_400.0

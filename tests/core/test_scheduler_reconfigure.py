@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -379,3 +380,20 @@ def test_a_hundred_policies_in_a_row_lose_nothing() -> None:
     assert sorted(name for name, _ in settled(case.effects)) == sorted(known)
     assert case.scheduler.requests == {}
     assert all(c.queue.nodes == 0 for c in case.scheduler.classes)
+
+
+@pytest.mark.parametrize("parents", [False, True], ids=["separator", "parents"])
+def test_a_deep_tenant_in_debt_may_come_back_after_its_groups_have_come(parents: bool) -> None:
+    """acme/ml/x/y is idle and owes 5000 when the names become paths; acme/ml waits and takes its group's place."""
+    case = Case(a_fixed_pool(a_class()))
+    case.arrive("r0", "acme/ml/x/y")
+    case.arrive("f", "filler")
+    case.arrive("r2", "acme/ml")
+    case.usage("r0", 5000, 0)
+    assert released(case.end("r0")) == ["f"]
+    chain = ["acme", "acme/ml", "acme/ml/x", "acme/ml/x/y"]
+    tenants = {name: TenantPolicy(parent=above) for above, name in itertools.pairwise(chain)} if parents else {}
+    case.reconfigure(a_fixed_pool(a_class(), tenants=tenants, separator=None if parents else "/"))
+    case.arrive("r3", "acme/ml/x/y")
+    order = drain(case, ["f"], 2)
+    assert sorted(order) == ["r2", "r3"]

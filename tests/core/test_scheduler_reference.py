@@ -1,8 +1,8 @@
 """Any order of events, against `reference_scheduler`: the same releases, refusals and settlements in the same order.
 
 Costs are whole numbers, weights and shares powers of two, so that sums are exact and ties are ties on both sides: what
-clients allow is below what is expected, so the estimate is what they allow. Time passes in ticks of its own: what
-time alone opens is then looked for before the next event, on both sides.
+clients allow is below what is expected and nothing is learnt, so the estimate is what they allow. Time passes in ticks
+of its own: what time alone opens is then looked for before the next event, on both sides.
 """
 
 from __future__ import annotations
@@ -79,6 +79,7 @@ class ReferenceMachine(RuleBasedStateMachine):
         super().__init__()
         self.now = 1000.0
         self.scheduler = Scheduler(BASE)
+        self.scheduler.estimator.observe = lambda *_: None  # nothing is learnt: what is allowed stays what is expected
         self.reference = ReferenceScheduler(BASE)
         self.names: list[str] = []
         self.add_endpoint(E1)

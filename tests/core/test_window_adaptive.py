@@ -314,3 +314,25 @@ def test_an_overfull_window_takes_a_guest_at_a_time() -> None:
     assert not bench.may_overtake()
     bench.end(guest)
     assert bench.may_overtake()
+
+
+@pytest.mark.parametrize(("tokens", "pace"), [(1e-300, None), (0.07, None), (0.1, 50.0), (50.0, 0.1)])
+def test_no_token_takes_longer_than_a_minute(tokens: float, pace: float | None) -> None:
+    """5 s spent on so many tokens. What is over 60 s a token is dropped and counted."""
+    bench = Bench(read=False)
+    bench.page(itl_sum=0.0, itl_count=0.0)
+    bench.later()
+    bench.page(running=8, itl_sum=5.0, itl_count=tokens)
+    assert bench.window.pace_s == (None if pace is None else pytest.approx(pace))
+    assert bench.window.absurd == (pace is None)
+
+
+def test_nor_by_what_ran_where_the_page_has_no_histogram() -> None:
+    bench = Bench(read=False)
+    bench.page(running=8, generation_tokens=0.0)
+    bench.later()
+    bench.page(running=8, generation_tokens=1e-3)  # 8 * 0.25 s / 0.001 = 2,000 s
+    assert (bench.window.pace_s, bench.window.absurd) == (None, 1)
+    bench.later()
+    bench.page(running=8, generation_tokens=20.001)
+    assert bench.window.pace_s == pytest.approx(0.1)

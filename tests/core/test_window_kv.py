@@ -7,6 +7,8 @@ import math
 import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from window_case import Bench, Q, a_request
 
 from extproc.core.model import Controller, Request
@@ -357,12 +359,171 @@ def test_the_window_stops_where_the_account_does_and_says_why() -> None:
     assert bench.accepts(prompt=100.0, output=64.0)
 
 
-def test_one_that_never_fits_goes_when_nothing_else_is_inside() -> None:
-    bench = kv_bench(1_000)
+def test_one_that_can_never_fit_is_neither_held_nor_counted() -> None:
+    """0.92 * 10,000 = 9,200 tokens; a prompt holds 8 more than its own. Beyond that the engine is to answer."""
+    bench = kv_bench(10_000)
     bench.take()
-    assert not bench.accepts(prompt=5_000.0)
+    bench.page(kv_capacity_tokens=10_000)
+    expected = bench.view.kv_expected
+    assert not bench.accepts(prompt=9_192.0)  # alone it would fit
+    beyond = a_request(prompt=9_193.0)
+    assert bench.window.why_not(beyond, Q, bench.now) is None
+    assert bench.window.accepts(beyond, Q, bench.now)
+    bench.go(beyond)
+    assert bench.view.kv_expected == expected
+    assert bench.accepts()  # nor does it hold back others
+    bench.window.first_token(beyond, bench.now)
+    bench.end(beyond)
+    assert bench.view.kv_expected == expected
+
+
+def test_a_long_answer_puts_nobody_beyond() -> None:
+    """100 choices of 1,000 tokens cannot all be held at once. The engine runs them, but beside nobody else."""
+    bench = kv_bench(10_000)
+    bench.take()
+    assert not bench.accepts(100, output=1_000.0)
     bench.free()
-    assert bench.accepts(prompt=5_000.0)
+    assert bench.accepts(100, output=1_000.0)
+
+
+# -- whose turn a large one is --------------------------------------------------------------------
+
+
+def crowded() -> Bench:
+    """9,200 tokens may be held; ten requests hold 500 + 48 + 8 each at the last point before they end."""
+    bench = kv_bench(10_000)
+    bench.take(10, prompt=500.0, output=64.0)
+    bench.page(kv_capacity_tokens=10_000)
+    assert bench.view.kv_expected == 5_560  # 10 * (500 + 48 + 8)
+    return bench
+
+
+def ask(bench: Bench, request: Request, times: int = 5, every: float = 0.5) -> None:
+    for _ in range(times):
+        assert not bench.window.accepts(request, Q, bench.now)
+        bench.later(every)
+        bench.page(kv_capacity_tokens=10_000)
+
+
+def test_a_large_one_that_was_refused_for_two_seconds_is_owed_its_turn() -> None:
+    """6,000 + 56 beside 5,560 is too much for 9,200; beside five it is 8,836 and fits."""
+    bench = crowded()
+    large = a_request(prompt=6_000.0, output=64.0)
+    for _ in range(4):
+        assert not bench.window.accepts(large, Q, bench.now)
+        assert bench.window.owed(bench.now) is None
+        assert bench.accepts(prompt=500.0, output=64.0)  # others pass
+        bench.later(0.5)
+        bench.page(kv_capacity_tokens=10_000)
+    assert not bench.window.accepts(large, Q, bench.now)
+    assert bench.window.owed(bench.now) is large
+    assert not bench.accepts(prompt=500.0, output=64.0)
+    hold = bench.window.why_not(a_request(), Q, bench.now)
+    assert hold is not None
+    assert (hold.name, hold.value, hold.limit) == ("kv_turn", 5_560, pytest.approx(9_200))
+    own = bench.window.why_not(large, Q, bench.now)
+    assert own is not None
+    assert (own.name, own.value) == ("kv", 11_616)
+    bench.free(4)
+    assert not bench.window.accepts(large, Q, bench.now)  # 6 * 556 + 6,056 = 9,392
+    bench.free()
+    assert not bench.accepts(prompt=500.0, output=64.0)  # there is room, and it is not theirs
+    assert not bench.may_overtake(prompt=10.0, most=4)
+    assert bench.window.accepts(large, Q, bench.now)
+    bench.go(large)
+    assert bench.window.owed(bench.now) is None
+    assert bench.accepts(prompt=100.0, output=64.0)
+
+
+@pytest.mark.parametrize(("prompt", "owed"), [(2_200.0, False), (2_300.0, True)])
+def test_only_what_needs_over_a_quarter_of_the_cache_is_owed(prompt: float, owed: bool) -> None:
+    """At most 2,200 + 8 + 64 = 2,272 of 2,300; and 2,372. The rest waits for the room that others make."""
+    bench = kv_bench(10_000)
+    bench.take(14, prompt=500.0, output=64.0)  # 7,784
+    request = a_request(prompt=prompt, output=64.0)
+    ask(bench, request)
+    assert (bench.window.owed(bench.now) is request) is owed
+    assert bench.accepts(prompt=10.0) is not owed
+
+
+def test_one_that_is_not_asked_for_any_more_is_owed_nothing() -> None:
+    bench = crowded()
+    large = a_request(prompt=6_000.0, output=64.0)
+    ask(bench, large)
+    assert bench.window.owed(bench.now) is large
+    bench.later(0.6)
+    bench.page(kv_capacity_tokens=10_000)
+    assert bench.window.owed(bench.now) is None
+    assert bench.accepts()
+    assert not bench.window.accepts(large, Q, bench.now)
+    assert bench.window.owed(bench.now) is None  # it begins anew
+
+
+def test_the_first_of_two_that_take_turns_keeps_its_claim() -> None:
+    bench = crowded()
+    one, other = (a_request(prompt=6_000.0, output=64.0) for _ in range(2))
+    for _ in range(5):
+        ask(bench, one, 1, 0.25)
+        ask(bench, other, 1, 0.25)
+    assert bench.window.owed(bench.now) is one
+
+
+def test_full_slots_do_not_end_a_claim_and_an_engine_that_ran_dry_is_kept_for_it() -> None:
+    bench = Bench(controller=Controller.ADAPTIVE, start=10.0, max_num_seqs=10)
+    bench.page(kv_capacity_tokens=10_000)
+    bench.take(10, prompt=500.0, output=64.0)
+    large = a_request(prompt=6_000.0, output=64.0)
+    ask(bench, large, 1)
+    bench.take(3, prompt=10.0, output=64.0)  # 10 + 3: full
+    ask(bench, large, 8)
+    assert bench.window.owed(bench.now) is large
+    bench.free(13)
+    assert not bench.accepts()
+    hold = bench.window.why_not(a_request(), Q, bench.now)
+    assert hold is not None
+    assert hold.name == "kv_turn"
+    bench.later(0.4)  # the last it was asked for is 0.9 s ago
+    assert bench.window.accepts(large, Q, bench.now)
+    bench.later(0.2)
+    assert bench.accepts()  # it was not wanted
+
+
+@settings(derandomize=True, deadline=None, max_examples=40)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([100.0, 1_000.0, 4_000.0, 9_000.0, 20_000.0]), st.sampled_from([10.0, 300.0, 2_000.0])
+        ),
+        min_size=1,
+        max_size=25,
+    )
+)
+def test_whatever_the_head_is_it_goes_though_others_would_take_all_that_ends(heads: list[tuple[float, float]]) -> None:
+    """Small requests, each of 10 s, are let in wherever they fit, before the head is asked. Each head goes within 2 s
+    of claiming, the 10 s that the others last, and a step; and the account is never over its ceiling with two inside,
+    those beyond left out."""
+    bench = kv_bench(10_000)
+    ends: list[tuple[float, Request]] = []
+    small = {"prompt": 400.0, "output": 64.0}
+    for prompt, output in heads:
+        head = a_request(prompt=prompt, output=output)
+        since = bench.now
+        while not bench.window.accepts(head, Q, bench.now):
+            # One that is not large may be passed by for as long as the others are of a higher class.
+            if bench.window.owed(bench.now) is None and prompt >= 4_000.0:
+                while bench.window.accepts(request := a_request(**small), Q, bench.now):
+                    ends.append((bench.now + 10.0, bench.go(request)))
+            bench.later()
+            bench.page(kv_capacity_tokens=10_000, ttft_count=0.0)
+            for request in [r for at, r in ends if at <= bench.now]:
+                bench.end(request)
+            ends = [(at, r) for at, r in ends if at > bench.now]
+            assert bench.now - since <= 12.5
+        ends.append((bench.now + 10.0, bench.go(head)))
+        counted = [r for _, r in ends if r.prompt_tokens <= 9_192.0]
+        if len(counted) > 1:
+            assert bench.view.kv_expected is not None
+            assert bench.view.kv_expected <= 9_200.0 + 1e-6
 
 
 def test_no_fresh_page_is_needed() -> None:

@@ -1,7 +1,7 @@
 """The release window of one endpoint: how many requests it may hold.
 
     base         the books that all controllers keep, and the order in which a window decides
-    adaptive     the recommended controller, with latency, kv_account, prefill
+    adaptive     the recommended controller, with latency, kv_account, prefill, and due: large ones that get their turn
     first, threshold, fixed     baselines behind the same interface
     gates        a class's own thresholds
     change       what a page can be believed

@@ -3,7 +3,7 @@ account.
 
     may go      while in_flight + foreign < min(R + q, W), and KV and prefill have room (`base` says what goes at all)
     W           by inter-token latency, see `latency`; no limit while the page has no histogram of it
-    KV          see `kv_account`;  prefill: see `prefill`
+    KV          see `kv_account`;  prefill: see `prefill`;  what needs an almost empty engine for either: see `due`
     STALE       min(R, W): keep the batch full, give up the standing queue
     OUTAGE      0.8 of that, by our own count alone
 
@@ -38,8 +38,9 @@ import math
 from dataclasses import replace
 
 from extproc.core.model import Request, Sample, WindowPolicy
-from extproc.core.windows.base import Window
+from extproc.core.windows.base import MOST_PACE_S, Window
 from extproc.core.windows.change import Change
+from extproc.core.windows.due import Due
 from extproc.core.windows.inside import Inside, TokenClock
 from extproc.core.windows.kv_account import KvAccount
 from extproc.core.windows.latency import Latency
@@ -60,9 +61,11 @@ class Adaptive(Window):
 
     def __init__(self, endpoint: str, policy: WindowPolicy, now: float, *, answers: Answers | None = None) -> None:
         self._inside_now: dict[Request, Inside] = {}
+        self._beyond: dict[Request, Inside] = {}  # inside as well, but the KV account does not count them
         self._clock = TokenClock()
         self.kv = KvAccount(self._inside_now, self._clock)
         self.prefill = Prefill(self._clock, answers)
+        self._due = Due()
         self._mean_prompt = self._mean_output = 0.0  # tokens, of recent releases
         super().__init__(endpoint, policy, now)
 
@@ -102,17 +105,27 @@ class Adaptive(Window):
         return float(math.ceil(limit))
 
     def _fits(self, request: Request, now: float) -> bool:
-        prefill = self.prefill
+        prefill, due = self.prefill, self._due
+        if due.request is not None and due.holds_back(request, now):
+            return False
         prompt = request.prompt_tokens
         # As `Prefill.holds` begins, without calling it: this runs for each release.
-        binds = prefill.large is not None or (prefill.requests and prefill.tokens + prompt > prefill.limit)
-        if binds and prefill.holds(request, now):
+        if prefill.requests and prefill.tokens + prompt > prefill.limit and prefill.holds(prompt, now):
+            if prompt > prefill.limit:
+                due.refused(request, "prefill", now)
+            else:
+                due.asked(request, now)
             return False
         kv = self.kv
         if kv.limit == math.inf:
             return True
         slots = request.slots
-        return kv.fits(prompt, slots, max(1.0, request.output_tokens / slots), now)
+        estimate = max(1.0, request.output_tokens / slots)
+        if kv.fits(prompt, slots, estimate, now) or kv.is_beyond(prompt, slots):
+            return True
+        if kv.is_large(prompt, slots, estimate):
+            due.refused(request, "kv", now)
+        return False
 
     def _full(self, inside: int, q: float, stance: Stance, /) -> Hold:
         limit = self._limit_in(q, stance)
@@ -124,20 +137,30 @@ class Adaptive(Window):
 
     def _hold(self, request: Request, now: float) -> Hold | None:
         prefill, kv = self.prefill, self.kv
-        tokens = prefill.tokens + request.prompt_tokens
-        if prefill.would_hold(request, now):
-            name = "prefill" if prefill.owed(now) in (None, request) else "prefill_turn"
-            return Hold(name, tokens, prefill.limit, "tokens")
+        prompt = request.prompt_tokens
+        if self.owed(now) not in (None, request):
+            return self._turn(request, now)
+        if not prefill.has_room(prompt):
+            return Hold("prefill", prefill.tokens + prompt, prefill.limit, "tokens")
         ceiling = kv.ceiling
-        if ceiling is not None:
+        if ceiling is not None and not kv.is_beyond(prompt, request.slots):
             each = max(1.0, request.output_tokens / request.slots)
-            expected = kv.expected_with(request.prompt_tokens, request.slots, each, now)
+            expected = kv.expected_with(prompt, request.slots, each, now)
             if expected > ceiling:
                 return Hold("kv", expected, ceiling, "tokens")
         return None
 
     def owed(self, now: float) -> Request | None:
-        return self.prefill.owed(now)
+        return self._due.owed(now)
+
+    def _asked(self, request: Request, now: float) -> None:
+        self._due.asked(request, now)
+
+    def _turn(self, request: Request, now: float) -> Hold:
+        prefill, kv = self.prefill, self.kv
+        if self._due.by == "kv" and kv.ceiling is not None:
+            return Hold("kv_turn", kv.expected(now), kv.ceiling, "tokens")
+        return Hold("prefill_turn", prefill.tokens + request.prompt_tokens, prefill.limit, "tokens")
 
     # -- what happens -----------------------------------------------------------------------------
 
@@ -151,15 +174,19 @@ class Adaptive(Window):
             self._mean_prompt, self._mean_output = prompt, output
         self._mean_prompt += _RECENT * (prompt - self._mean_prompt)
         self._mean_output += _RECENT * (output - self._mean_output)
-        each = self._inside_now[request] = Inside(slots, prompt, output, now)
-        self.kv.enter(each)
+        each = Inside(slots, prompt, output, now)
+        if self.kv.is_beyond(prompt, slots):
+            self._beyond[request] = each
+        else:
+            self._inside_now[request] = each
+            self.kv.enter(each)
         self.prefill.enter(each, now)
-        if request is self.prefill.large:
-            self.prefill.forget_large()
+        if request is self._due.request:
+            self._due.gone()
         return guest
 
     def first_token(self, request: Request, now: float) -> None:
-        each = self._inside_now.get(request)
+        each = self._inside_now.get(request) or self._beyond.get(request)
         if each is not None:
             self.prefill.first_token(each, now)
 
@@ -169,6 +196,8 @@ class Adaptive(Window):
         if each is not None:
             self.prefill.leave(each, now)
             self.kv.leave(each, now)
+        elif (each := self._beyond.pop(request, None)) is not None:
+            self.prefill.leave(each, now)
 
     def observed(self, request: Request, prompt_tokens: int | None, output_tokens: int | None) -> None:
         if prompt_tokens is not None and request.prompt_tokens > 0:
@@ -243,9 +272,13 @@ class Adaptive(Window):
         pace = self.latency.itl_s
         if page.itl_sum is None and last is not None and changed.output_tokens and changed.seconds > 0.0:
             pace = (page.running + last.running) / 2 * changed.seconds / changed.output_tokens
-        if pace is not None and 0.0 < pace < math.inf:
-            self.pace_s = pace
-            self._clock.set_pace(pace, now)
+        if pace is None or pace <= 0.0:
+            return
+        if pace > MOST_PACE_S:
+            self.absurd += page.itl_sum is None  # else it is counted already
+            return
+        self.pace_s = pace
+        self._clock.set_pace(pace, now)
 
     def view(self, now: float) -> WindowView:
         latency, kv, prefill = self.latency, self.kv, self.prefill

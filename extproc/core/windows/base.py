@@ -19,7 +19,8 @@
 A request may go
 
     never       to a removed endpoint, to one that is STARTING or DOWN, or in an OUTAGE whose policy is to hold;
-    always      when nothing of ours is inside, whatever its size and width. Foreign load that fills the window holds it
+    always      when nothing of ours is inside, whatever its size and width, unless another is owed the turn (that one
+                goes then, or is forgotten after a second). Foreign load that fills the window holds it
                 back too, but for five seconds without a change of ours at most: gauges of some engines stay high for
                 ever after all requests were aborted;
     else        if in_flight + foreign + its slots <= limit (a request of several slots also when one would idle: it is
@@ -59,6 +60,7 @@ LAG_S = 1.0  # gauges of a busy vLLM show a burst after 0.4-0.9 s
 SUSPECT_S = 2.0
 BROKE_S = 1.0
 SHRINK = 0.1  # weight of a page on which fewer run while something waits
+MOST_PACE_S = 60.0  # for each output token; no engine is slower: such a pace is dropped and counted
 DIPS = 3  # readings of `running` over which its dips are bridged
 
 _NEVER = float("-inf")
@@ -167,9 +169,12 @@ class Window:
                 return False
             limit, own, inside = self._limit_in(q, stance), self.in_flight, self._inside(stance)
         if own == 0:
+            if self.owed(now) not in (None, request):
+                return False
             return inside < limit or self._may_probe(now)
         slots = request.slots
         if inside + slots > limit and not (slots > 1 and inside < limit and inside < self.capacity):
+            self._asked(request, now)
             return False
         return self._fits(request, now)
 
@@ -182,7 +187,9 @@ class Window:
         room = inside + slots <= limit + most
         if not room and inside > limit + most:
             room = self.guests == 0 or self.guests + slots <= most
-        return room and (self.in_flight == 0 or self._fits(request, now))
+        if self.in_flight == 0:
+            return room and self.owed(now) in (None, request)
+        return room and self._fits(request, now)
 
     def owed(self, now: float) -> Request | None:  # noqa: ARG002 - for subclasses
         """A request that was refused for long enough: all else is held back here until it has gone or is asked for no
@@ -204,6 +211,8 @@ class Window:
             return Hold("stance", age, 0.0, "s", "removed" if self.removed else stance.value)
         limit, inside, slots = self._limit_in(q, stance), self._inside(stance), request.slots
         if self.in_flight == 0:
+            if self.owed(now) not in (None, request):
+                return self._hold(request, now)
             if inside < limit or self._may_probe(now):
                 return None
             return Hold("foreign", inside, limit, "requests")
@@ -371,7 +380,11 @@ class Window:
     def _learn_latency(self, changed: Change) -> None:
         self._page_tpot = self._page_ttft = None
         if changed.itl_s is not None and changed.itl_tokens:
-            self._page_tpot = self.tpot_s = self.pace_s = changed.itl_s / changed.itl_tokens
+            self._page_tpot = self.tpot_s = changed.itl_s / changed.itl_tokens
+            if self.tpot_s <= MOST_PACE_S:
+                self.pace_s = self.tpot_s
+            else:
+                self.absurd += 1
         if changed.ttft_s is not None and changed.first_tokens:
             self._page_ttft = self.ttft_s = changed.ttft_s / changed.first_tokens
 
@@ -398,6 +411,9 @@ class Window:
     def _fits(self, request: Request, now: float) -> bool:  # noqa: ARG002 - for subclasses
         """Whether the controller's further accounts have room, with something of ours inside."""
         return True
+
+    def _asked(self, request: Request, now: float) -> None:
+        """`request` was refused, since there are no slots for it."""
 
     def _hold(self, request: Request, now: float) -> Hold | None:  # noqa: ARG002 - for subclasses
         """As `_fits`, with what holds it."""

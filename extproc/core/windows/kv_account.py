@@ -25,6 +25,13 @@ estimates.
                 tenth, and only while ours are steady within 10 %
     kpen        penalty: 0.05 down (to 0.5) in each second with preemptions, 0.005 a second up after ten without
 
+    beyond      prompt + 8 * slots > max(ceiling * C, ceiling * kpen * C / kcal): by our estimate it can never fit.
+                Such a request is neither held nor counted: the engine knows its own limit and refuses it, and one that
+                it runs all the same shows that the estimate (from bytes) was wrong; kcal sees what it holds. Expected
+                output does not put a request beyond: one with a long or wide answer runs well enough alone
+    large       contribution > a quarter of the limit on ours. Turnover frees that much at once in an engine that is
+                nearly empty only, so such a request is owed its turn (see `due`)
+
 It needs no fresh page, so it works through an outage.
 
 Cost. Summing 20 points over all that is inside for each release is too dear. (1) Sums of prompts, slots and
@@ -49,6 +56,7 @@ from extproc.core.windows.survival import Survival
 CEILING = 0.92
 HORIZON = (0, 8, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 768, 1024, 1536, 2048)
 HALF_BLOCK = 8
+LARGE = 0.25  # of the limit
 MOST_PROGRESS = 4  # estimates
 _OUTLIVED = MOST_PROGRESS + MOST_PROGRESS / 4  # estimates that one which has outlived all others may reach
 _RECOMPUTE_S = 0.2
@@ -75,6 +83,7 @@ class KvAccount:
         self.calibration = 1.0
         self.penalty = 1.0
         self.limit = math.inf  # of our own expected tokens
+        self.most_alone = math.inf  # no request with a prompt beyond can ever fit
         self._ceiling = CEILING
         self._preempted_at = self._penalised_at = -math.inf
         self._own: deque[tuple[float, float]] = deque()  # (time, tokens of ours), over 6 s
@@ -117,6 +126,14 @@ class KvAccount:
         if held + MOST_PROGRESS * outputs + HORIZON[-1] * (self._slots + slots) <= limit:
             return True
         return self._fits_closely(prompt, slots, estimate, now)
+
+    def is_beyond(self, prompt: float, slots: int) -> bool:
+        """Whether a request can never fit, by our estimate."""
+        return prompt + HALF_BLOCK * slots > self.most_alone
+
+    def is_large(self, prompt: float, slots: int, estimate: float) -> bool:
+        """Whether one that has no room needs more than what others free from time to time."""
+        return self._most(prompt, slots, estimate) > LARGE * self.limit
 
     def _fits_closely(self, prompt: float, slots: int, estimate: float, now: float) -> bool:
         if not self._active or now - self._computed_at >= _RECOMPUTE_S:
@@ -165,6 +182,7 @@ class KvAccount:
             self._learn_calibration(usage, min(seconds, 1.0), now)
         if self.capacity is not None:
             self.limit = self._ceiling * self.penalty * self.capacity / self.calibration
+            self.most_alone = max(self._ceiling * self.capacity, self.limit)
         self._refused = None
 
     def _learn_penalty(self, preemptions: float, seconds: float, now: float) -> None:

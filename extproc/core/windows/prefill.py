@@ -6,9 +6,7 @@ wait. So
     may go      when nothing is unanswered, or unanswered tokens + its prompt <= `limit`
 
 A prompt that is larger than the limit goes alone, when nothing is unanswered: requests behind it would wait behind
-the same chunk in the engine. Other classes could pass it for ever, so after 2 s of asking it is `owed`: nothing else
-is released until it has gone. That needs its class to be asked for it all the same; when it has not been asked for a
-second (it is not the next in line any more) it is owed nothing, and begins anew.
+the same chunk in the engine. Other classes could pass it for ever, so after a while it is its turn, see `due`.
 
 What tells of a first token. An answer streams past us in some profiles only, so there are substitutes. The end of the
 stream answers a request in any case.
@@ -46,7 +44,6 @@ import math
 from collections import deque
 from enum import Enum
 
-from extproc.core.model import Request, State
 from extproc.core.windows.change import Change
 from extproc.core.windows.inside import Inside, TokenClock
 
@@ -56,8 +53,6 @@ _LAG_S = 5.0
 _YOUNG_S = 2.0
 _SEEN_S = 60.0  # how long a first token that was seen tells that they can be
 _GRAIN_S = 0.01
-_PATIENCE_S = 2.0
-_ASKED_S = 1.0
 _RATIO = (0.2, 5.0)
 _RATIO_KEEP = 0.98
 
@@ -81,8 +76,6 @@ class Prefill:
         self.limit = START_LIMIT  # tokens
         self.requests = 0  # unanswered
         self.tokens = 0.0
-        self.large: Request | None = None  # one beyond the limit that was refused
-        self._large_since = self._large_asked = 0.0
         self._queue: deque[Inside] = deque()  # as released; answered ones stay until they surface
         self._true = self._estimated = 4096.0  # prompt tokens of what has ended, the older ones fading
         self.reset()
@@ -110,39 +103,16 @@ class Prefill:
         self.tokens += each.prompt
         self._queue.append(each)
 
-    def holds(self, request: Request, now: float) -> bool:
-        """Whether `request` has to wait, with something of ours inside. Remembers a large one."""
-        if self.large is not None:
-            owed = self.owed(now)
-            if owed is not None and owed is not request:
-                return True
-            if self.large.state is not State.QUEUED or now - self._large_asked > _ASKED_S:
-                self.large = None
-        if self._has_room(request.prompt_tokens):
+    def holds(self, prompt: float, now: float) -> bool:
+        """Whether a request has to wait, with something of ours inside."""
+        if self.has_room(prompt):
             return False
         self._forecast(now)
-        if self._has_room(request.prompt_tokens):
-            return False
-        if request.prompt_tokens > self.limit:
-            if request is not self.large or now - self._large_asked > _ASKED_S:
-                self.large, self._large_since = request, now
-            self._large_asked = now
-        return True
+        return not self.has_room(prompt)
 
-    def owed(self, now: float) -> Request | None:
-        """The large prompt that nothing else may pass now."""
-        large = self.large
-        if large is None or large.state is not State.QUEUED or now - self._large_asked > _ASKED_S:
-            return None
-        return large if now - self._large_since >= _PATIENCE_S else None
-
-    def would_hold(self, request: Request, now: float) -> bool:
-        """As `holds`, without a trace."""
-        return self.owed(now) not in (None, request) or not self._has_room(request.prompt_tokens)
-
-    def forget_large(self) -> None:
-        """It has gone."""
-        self.large = None
+    def has_room(self, prompt: float) -> bool:
+        """As `holds` begins, without a trace."""
+        return self.requests == 0 or self.tokens + prompt <= self.limit
 
     def first_token(self, each: Inside, now: float) -> None:
         if self._only is None or self._only is Answers.FIRST_TOKEN:
@@ -217,9 +187,6 @@ class Prefill:
 
     def _seen(self, now: float) -> bool:
         return now - self._seen_at < _SEEN_S
-
-    def _has_room(self, prompt: float) -> bool:
-        return self.requests == 0 or self.tokens + prompt <= self.limit
 
     def _answer(self, each: Inside, at: float) -> None:
         each.answered = True

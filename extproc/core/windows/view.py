@@ -20,7 +20,7 @@ class Stance(Enum):
 class Hold:
     """The part of a window, or the gate, that holds a request back: `value` has reached or passed `limit`, in `unit`.
 
-    Names: "slots" (R + q), "latency" (W), "kv", "prefill", "prefill_turn" (another, large prompt is due first),
+    Names: "slots" (R + q), "latency" (W), "kv", "prefill", "prefill_turn", "kv_turn" (a large one is due first),
     "foreign", "stance", "fixed", "threshold"; of gates "max_waiting", "max_tpot", "max_kv_usage", "max_ttft"."""
 
     name: str

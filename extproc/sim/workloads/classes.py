@@ -90,6 +90,7 @@ def _inside(record: Record, span: Span) -> float:
 
 BEHIND = Workload(
     key="6",
+    quick_seeds=5,
     title="3,000 batch at t = 0 (quick: 600) behind interactive at half load, 256/256",
     span="60 to 900 s, and until the batch is done",
     measure=_behind,

@@ -72,6 +72,7 @@ class Workload:
     span: str
     measure: Callable[[int, Scale], Table]
     musts: tuple[Must, ...]
+    quick_seeds: int = 1
     seeds: int = 5  # runs, unless asked for otherwise
     missing: Callable[[Scale], str | None] = lambda _scale: None  # why it cannot be run here
 
