@@ -54,10 +54,6 @@ class DrainRate:
         """Seconds until `ahead` requests have gone, within bounds that a client can use."""
         return bounded(ahead, self.per_second(now))
 
-    def cost_wait_s(self, ahead: float, now: float) -> float:
-        """Seconds until `ahead` cost units have gone, within bounds that a client can use."""
-        return bounded(ahead, self.cost_per_second(now))
-
 
 def bounded(ahead: float, rate: float) -> float:
     """`ahead` / `rate` seconds, between 1 and 600; 5 where no rate is known."""

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from extproc.core.headroom import poisson_quantile
 from extproc.sim.report import Result, Verdict, medians, run_all
 from extproc.sim.shapes import E1
 from extproc.sim.workloads import BY_KEY, WORKLOADS, bursts, classes, musts, shares, traces
 from extproc.sim.workloads.cells import CELLS, engine, sustainable
-from extproc.sim.workloads.classes import poisson_quantile
 from extproc.sim.workloads.lengths import MIXES, means
 from extproc.sim.workloads.real import off
 from extproc.sim.workloads.workload import Must, Scale, Table
@@ -142,8 +142,8 @@ def test_tenants_with_less_than_the_median_demand(tmp_path: Path) -> None:
 
 def test_poisson_quantiles() -> None:
     """From tables: for a mean of 9.5, P(X <= 15) = 0.9665 and P(X <= 16) = 0.9823."""
-    assert [poisson_quantile(p, 9.5) for p in (0.96, 0.97, 0.98, 0.983)] == [15, 16, 16, 17]
-    assert poisson_quantile(0.5, 0.0) == 0
+    assert [poisson_quantile(9.5, p) for p in (0.96, 0.97, 0.98, 0.983)] == [15, 16, 16, 17]
+    assert poisson_quantile(0.0, 0.5) == 0
 
 
 def test_mixes_have_the_means_of_their_traces() -> None:

@@ -8,6 +8,7 @@ import random
 from dataclasses import replace
 from statistics import fmean
 
+from extproc.core.headroom import poisson_quantile
 from extproc.core.model import PoolPolicy
 from extproc.sim.figures import Service, Span, alone_s, capacity, chosen, quantile, ttfts, waits
 from extproc.sim.jobs import Fate, Job, Record, by_time, poisson
@@ -36,17 +37,6 @@ IDLE_RULE = _batch(headroom=None, idle_only=True)
 NO_HEADROOM = _batch(headroom=None)
 
 
-def poisson_quantile(p: float, mean: float) -> int:
-    """The smallest k with P(X <= k) >= p for a Poisson variable."""
-    term = total = math.exp(-mean)
-    k = 0
-    while total < p:
-        k += 1
-        term *= mean / k
-        total += term
-    return k
-
-
 def _behind(seed: int, scale: Scale) -> Table:
     rng = random.Random(seed)  # noqa: S311
     batch, until = 600 if scale.quick else 3_000, 900.0
@@ -61,7 +51,7 @@ def _behind(seed: int, scale: Scale) -> Table:
         people = chosen(done, span, lambda job: job.cls == "interactive")
         first = ttfts(done, people)
         inside = sum(_inside(r, span) for r in done.records if r.job.cls == "interactive") / span.seconds
-        slots = max(0, _SLOTS - poisson_quantile(1 - _EPSILON, inside))
+        slots = max(0, _SLOTS - poisson_quantile(inside, 1 - _EPSILON))
         due = rate * slots / _SLOTS * (256 + 2 * 256)
         ends = [r.ended for r in done.records if r.job.cls == "batch" and r.fate is Fate.SERVED and r.ended]
         return {
