@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from extproc.cli.output import OUTPUT
-from extproc.sim import core_bench
+from extproc.sim import core_bench, pool_bench
 from extproc.sim.core_bench import Size
 
 # What must be reached
@@ -24,6 +24,7 @@ _GROWTH = 2.0  # cost at 1e6 queued / cost at 1e3
 _BYTES = 1_024  # for each queued request
 _CANCEL_S, _PAUSE_S, _CANCELLED = 2.0, 0.020, 100_000
 _AFTER_FLOOD, _NAMES = 0.01, 100_000  # of the nodes at the peak
+_HELD = (0, 300)  # requests that wait, in a pool as production has it
 
 _CYCLE_SIZES = (
     Size(100, 1),
@@ -55,7 +56,9 @@ def core(json_file: Path | None, quick: bool) -> None:
     """Cycles a second, bytes for each queued request, and the longest pause of the core.
 
     A cycle is put, pop, settle and free for the fair queue alone; and arrival, release, usage and end for the
-    whole scheduler, estimates, windows and all. CPU time of one core. Exit code 1 when a bound does not hold.
+    whole scheduler, estimates, windows and all. A pool: the same with the settings that a file has by default, two
+    endpoints, 50 tenants, 300 requests inside, and what the edge asks besides. CPU time of one core. Exit code 1
+    when a bound does not hold.
     """
     sizes, cycles, repeats = (_QUICK_SIZES, 5_000, 3) if quick else (_CYCLE_SIZES, 20_000, 3)
     rows = []
@@ -65,18 +68,20 @@ def core(json_file: Path | None, quick: bool) -> None:
             core_bench.scheduler_cycles(size, cycles, repeats),
         )
         rows.append({**asdict(size), "queue_cycles_per_s": queue, "scheduler_cycles_per_s": scheduler})
+    pools = [pool_bench.cost(held, cycles) for held in _HELD]
     share = 10 if quick else 1
     memory = core_bench.bytes_per_request(Size(100_000 // share, 10_000 // share))
     cancel = core_bench.mass_cancel(_CANCELLED // share, 1_000)
     flood = core_bench.flood(_NAMES // share)
     checks = list(_checks(rows, memory, cancel, flood))
-    _print(rows, checks)
+    _print(rows, pools, checks)
     if json_file is not None:
         data = {
             "python": platform.python_version(),
             "machine": platform.machine(),
             "quick": quick,
             "cycles": rows,
+            "pool": [asdict(pool) for pool in pools],
             "bytes_per_request": memory,
             "mass_cancel": asdict(cancel),
             "flood": asdict(flood),
@@ -109,7 +114,7 @@ def _checks(
     )
 
 
-def _print(rows: list[dict[str, Any]], checks: list[Check]) -> None:
+def _print(rows: list[dict[str, Any]], pools: list[pool_bench.Cost], checks: list[Check]) -> None:
     console = Console()
     table = Table("queued", "tenants", "levels", "fair queue, cycles/s", "scheduler, cycles/s")
     for row in rows:
@@ -118,6 +123,10 @@ def _print(rows: list[dict[str, Any]], checks: list[Check]) -> None:
             f"{row['queue_cycles_per_s']:,.0f}", f"{row['scheduler_cycles_per_s']:,.0f}",
         )  # fmt: skip
     console.print(table)
+    costs = Table("a pool with so many held", "CPU of a cycle, us", "of the quickest twentieth")
+    for pool in pools:
+        costs.add_row(str(pool.held), f"{pool.median_us:.1f}", f"{pool.least_us:.1f}")
+    console.print(costs)
     bounds = Table("what", "figure", "bound", "")
     for check in checks:
         bounds.add_row(check.what, f"{check.value:,.4g}", check.bound, "holds" if check.ok else "FALLS SHORT")

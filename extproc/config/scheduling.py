@@ -65,6 +65,8 @@ class Class(Section):
     when: Literal["always", "idle"] = "always"
     hopeless: Literal["wait", "refuse"] = "wait"
     gates: ClassGates = ClassGates()
+    preemptible: bool = False
+    preempt_after: Seconds | None = None
 
     @field_validator("queue_timeout")
     @classmethod
@@ -94,6 +96,8 @@ class Class(Section):
             idle_only=self.when == "idle",
             gates=Gates(gates.max_waiting, gates.max_tpot, gates.max_kv_usage, gates.max_ttft),
             fail_fast=self.hopeless == "refuse",
+            preemptible=self.preemptible,
+            preempt_after_s=self.preempt_after,
         )
 
 
@@ -186,11 +190,20 @@ class Cost(Section):
         return self
 
 
+class Preemption(Section):
+    """How requests of preemptible classes are evicted."""
+
+    per_second: Annotated[float, Field(ge=0.001, le=1000, allow_inf_nan=False)] = 1.0  # at most
+    after_first_byte: bool = False  # also what has begun to answer, or may have
+
+
 class Pool(Section):
     name: str
     models: Annotated[list[Bytestring], Field(min_length=1)]
     endpoints: Annotated[list[IpPort], Field(min_length=1)]
     engine: Literal["auto", "vllm", "llamacpp"] = "auto"
+    # How the engine is told a request's priority: by X-Vllm-Priority, by the member `priority` of the body, or not.
+    priority_via: Literal["header", "body", "both", "off"] = "header"
     metrics: Metrics = Metrics()
     window: Window = Window()
     cost: Cost = Cost()
@@ -199,6 +212,7 @@ class Pool(Section):
     promote_every: Annotated[int, Field(ge=2)] = 8
     priority_steps: Annotated[int, Field(ge=1, le=1000)] = 4
     prefix_slack: NotNegative = 0.0
+    preemption: Preemption = Preemption()
 
     @field_validator("name")
     @classmethod
@@ -247,6 +261,8 @@ class Pool(Section):
             promote_every=self.promote_every,
             priority_steps=self.priority_steps,
             prefix_slack=self.prefix_slack,
+            preempt_per_s=self.preemption.per_second,
+            preempt_after_first_byte=self.preemption.after_first_byte,
         )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from typing import get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 
 class Section(BaseModel):
@@ -12,10 +14,14 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_switch(cls, value: object) -> object:
-        if isinstance(value, bool):
-            # pydantic would take it for 1 or 0
-            raise ValueError(
-                "no key here is a switch; YAML reads yes, no, on and off as such: quote them if they are names"
-            )
-        return value
+    def _switch(cls, value: object, info: ValidationInfo) -> object:
+        """YAML reads yes, no, on and off as true and false, and pydantic would take those for the numbers 1 and 0."""
+        if not isinstance(value, bool):
+            return value
+        kind = cls.model_fields[info.field_name or ""].annotation
+        if kind is bool:
+            return value
+        word = "on" if value else "off"
+        if word in get_args(kind):
+            return word
+        raise ValueError("this key is no switch; YAML reads yes, no, on and off as such: quote them if they are names")

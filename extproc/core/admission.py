@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from extproc.core.scheduler import Scheduler
 
 
+_TIME = Unit.TIME  # as a global, for the hot path
 _LONGEST_AGO_S = 7 * 86_400.0  # an absurd clock must not make a request older than any can be
 
 
@@ -59,36 +60,51 @@ class Verdict(NamedTuple):
     shed: Refuse | None = None  # another one is, to make room
 
 
+_WELCOME = Verdict()
+
+
 def newcomer(scheduler: Scheduler, event: Arrive, seq: int, now: float) -> Request:
     """The request that an arrival stands for, with what it is expected to take. Figures that cannot be are clamped."""
     estimator, policy = scheduler.estimator, scheduler.policy
-    n = min(max(1, event.n), MAX_SLOTS)
-    max_output = None if event.max_output is None else min(max(1, event.max_output), MAX_TOKENS)
+    tenant, cls, n, max_output = event.tenant, event.cls, event.n, event.max_output
+    if not 1 <= n <= MAX_SLOTS:
+        n = min(max(1, n), MAX_SLOTS)
+    if max_output is not None and not 1 <= max_output <= MAX_TOKENS:
+        max_output = min(max(1, max_output), MAX_TOKENS)
     if event.prompt_tokens is None:
-        prompt = min(estimator.prompt_tokens(event.tenant, event.body_bytes), float(MAX_TOKENS))
+        prompt = estimator.prompt_tokens(tenant, event.body_bytes)
+        if prompt > MAX_TOKENS:
+            prompt = float(MAX_TOKENS)
     else:
         prompt = float(min(max(1, event.prompt_tokens), MAX_TOKENS))
-    output = estimator.output_tokens(event.tenant, event.cls, prompt, max_output, n)
-    seconds = estimator.seconds(event.tenant, event.cls, prompt) if policy.unit is Unit.TIME else 0.0
-    timeout = math.inf if event.timeout_s is None else max(0.0, event.timeout_s)
+    output = estimator.output_tokens(tenant, cls, prompt, max_output, n)
+    seconds = estimator.seconds(tenant, cls, prompt) if policy.unit is _TIME else 0.0
+    allowed = scheduler.by_name[cls].policy.queue_timeout_s
+    timeout = math.inf
+    if event.timeout_s is not None:
+        timeout = max(0.0, event.timeout_s)
+        if timeout < allowed:
+            allowed = timeout
     arrival = event.arrival if event.arrival < now else now  # now also where it is no number
-    arrival = max(arrival, now - _LONGEST_AGO_S)
-    return Request(
-        id=event.id,
-        tenant=event.tenant,
-        cls=event.cls,
-        arrival=arrival,
-        seq=seq,
-        body_bytes=max(0, event.body_bytes),
-        prompt_tokens=prompt,
-        output_tokens=output,
-        max_output=max_output,
-        slots=n,
-        deadline=arrival + min(timeout, scheduler.by_name[event.cls].policy.queue_timeout_s),
+    if arrival < now - _LONGEST_AGO_S:
+        arrival = now - _LONGEST_AGO_S
+    return Request(  # by position as far as may be: by name it takes three times as long
+        event.id,
+        tenant,
+        cls,
+        arrival,
+        seq,
+        event.body_bytes if event.body_bytes > 0 else 0,
+        prompt,
+        output,
+        max_output,
+        n,
+        arrival + allowed,
         timeout_s=timeout,
-        path=policy.path(event.tenant),
+        path=policy.path(tenant),
         cost=charging.estimated(policy, prompt, output, seconds, n),
         prefix=event.prefix,
+        tells_first_byte=event.first_byte_seen,
     )
 
 
@@ -102,8 +118,10 @@ def admit(scheduler: Scheduler, request: Request, now: float) -> Verdict:
         if victim is None:
             return Verdict(refuse(request, limits[0].reason, back_s(scheduler, request, now), now, limits[0].message))
     hopeless = _hopeless(scheduler, request, cls, now)
-    if hopeless is not None or victim is None:
+    if hopeless is not None:
         return Verdict(hopeless)
+    if victim is None:
+        return _WELCOME
     message = f"{limits[0].message}; tenant {victim.tenant!r} has the most waiting (overflow of the class)"
     return Verdict(shed=refuse(victim, Reason.SHED, back_s(scheduler, victim, now), now, message))
 
@@ -129,6 +147,8 @@ def refuse(of: Request, reason: Reason, wait_s: float, now: float, message: str)
 
 def _hopeless(scheduler: Scheduler, request: Request, cls: ClassQueue, now: float) -> Refuse | None:
     """Refuse at once what cannot go before its time is up."""
+    if not (len(scheduler.buckets) or cls.policy.fail_fast):
+        return None
     left = max(0.0, request.deadline - now)
     ready_at = now
     if len(scheduler.buckets):
@@ -161,29 +181,31 @@ def _over_limits(scheduler: Scheduler, request: Request, cls: ClassQueue) -> lis
     found: list[OverLimit] = []
     pool, policy, queue = scheduler.policy, cls.policy, cls.queue
     size, tokens = request.body_bytes, request.prompt_tokens + request.output_tokens
-    block = queue.over_limit(request.tenant, tokens)
+    block = queue.over_limit(request.tenant, tokens, request.path)
     if block is not None:
         what, more = ("requests", 1.0) if block.kind == "max_queued" else ("tokens", tokens)
-        found.append(_over(Scope.TENANT, f"tenant {block.path!r}", block.value, more, block.limit, what, block.kind))
+        found.append(_over(Scope.TENANT, block.path, block.value, more, block.limit, what, block.kind))
     for path in request.path:
-        held, most = scheduler.held_bytes.get(path, 0), pool.tenant(path).max_queued_bytes
-        if held and held + size > most:
-            found.append(_over(Scope.TENANT, f"tenant {path!r}", held, size, most, "bytes", "max_queued_bytes"))
+        held = scheduler.held_bytes.get(path, 0)
+        if held and held + size > (most := pool.tenant(path).max_queued_bytes):
+            found.append(_over(Scope.TENANT, path, held, size, most, "bytes", "max_queued_bytes"))
 
-    who = f"class {request.cls!r}"
-    if len(queue) >= policy.max_queued:
-        found.append(_over(Scope.CLASS, who, len(queue), 1, policy.max_queued, "requests", "max_queued"))
+    who = request.cls
+    root = queue.root
+    if root.queued >= policy.max_queued:
+        found.append(_over(Scope.CLASS, who, root.queued, 1, policy.max_queued, "requests", "max_queued"))
     limit = policy.max_queued_bytes
-    if limit is not None and queue.queued_bytes + size > limit:
-        found.append(_over(Scope.CLASS, who, queue.queued_bytes, size, limit, "bytes", "max_queued_bytes"))
+    if limit is not None and root.queued_bytes + size > limit:
+        found.append(_over(Scope.CLASS, who, root.queued_bytes, size, limit, "bytes", "max_queued_bytes"))
     limit = policy.max_queued_tokens
-    if limit is not None and queue.queued_tokens + tokens > limit:
-        found.append(_over(Scope.CLASS, who, queue.queued_tokens, tokens, limit, "tokens", "max_queued_tokens"))
+    if limit is not None and root.queued_tokens + tokens > limit:
+        found.append(_over(Scope.CLASS, who, root.queued_tokens, tokens, limit, "tokens", "max_queued_tokens"))
 
-    who = f"pool {pool.name!r}"
+    who = pool.name
     if scheduler.queued >= pool.max_queued:
         found.append(_over(Scope.POOL, who, scheduler.queued, 1, pool.max_queued, "requests", "max_queued"))
-    held, most = scheduler.queued_bytes, pool.max_queued_bytes
+    held = scheduler.queued_bytes
+    most = pool.max_queued_bytes
     if held + size > most:
         found.append(_over(Scope.POOL, who, held, size, most, "bytes", "max_queued_bytes"))
     return found
@@ -191,7 +213,8 @@ def _over_limits(scheduler: Scheduler, request: Request, cls: ClassQueue) -> lis
 
 def _over(scope: Scope, who: str, waiting: float, more: float, most: float, what: str, setting: str) -> OverLimit:
     of = "requests" if what == "requests" else f"{what} of requests"
-    message = f"{who} has {waiting:.0f} {of} waiting, and may have {most:.0f} ({setting} of the {scope.value})"
+    of_whom = scope.value
+    message = f"{of_whom} {who!r} has {waiting:.0f} {of} waiting, and may have {most:.0f} ({setting} of the {of_whom})"
     reason = Reason.TENANT_LIMIT if scope is Scope.TENANT else Reason.QUEUE_FULL
     return OverLimit(scope, reason, waiting + more - most, what, message)
 

@@ -27,6 +27,11 @@ _PACE_S = 0.05  # seconds per output token, while no engine has told its own
 _SOONEST_S = 0.1
 _LAG_S = 1.0  # gauges of a busy vLLM show a burst after 0.4-0.9 s
 
+# As globals: looking a member up in its enum costs more than all else in a line.
+_TIME, _ESTIMATE, _ERROR = Source.TIME, Source.ESTIMATE, Source.ERROR
+_TOKENS, _REQUESTS, _SECONDS = Unit.TOKENS, Unit.REQUESTS, Unit.TIME
+COUNTED = frozenset({Source.USAGE, Source.STREAM})  # sources that know the tokens of a whole answer
+
 
 def tokens(count: int | None) -> int | None:
     """A count that an engine claims; one that cannot be is none."""
@@ -35,38 +40,41 @@ def tokens(count: int | None) -> int | None:
 
 def absurd(usage: Usage) -> bool:
     """Whether an engine claims what cannot be."""
-    counts = (usage.prompt_tokens, usage.cached_tokens, usage.output_tokens)
-    return any(count is not None and not 0 <= count < MAX_TOKENS for count in counts)
+    for count in (usage.prompt_tokens, usage.cached_tokens, usage.output_tokens):
+        if count is not None and not 0 <= count < MAX_TOKENS:
+            return True
+    return False
 
 
 def estimated(policy: PoolPolicy, prompt: float, output: float, seconds: float, slots: int) -> float:
     """Cost of a request that is expected to take so much. `output`: of all its choices; `seconds`: in the engine."""
-    if policy.unit is Unit.TOKENS:
-        return min(policy.weights.cost(prompt, output), MAX_COST)
-    return 1.0 if policy.unit is Unit.REQUESTS else seconds * slots
+    if policy.unit is _TOKENS:
+        cost = policy.weights.cost(prompt, output)
+        return cost if cost < MAX_COST else MAX_COST
+    return 1.0 if policy.unit is _REQUESTS else seconds * slots
 
 
 def final(policy: PoolPolicy, request: Request, usage: Usage, pace_s: float | None, now: float) -> tuple[float, Source]:
     """(cost, where it comes from). `pace_s`: seconds per output token at its endpoint; None: not known."""
-    source = usage.source
+    source = _ERROR if request.evicted else usage.source
     prompt, output = tokens(usage.prompt_tokens), tokens(usage.output_tokens)
-    if source is Source.USAGE and prompt is None and output is None:
-        source = Source.TIME  # it says that it counts, and does not
-    if source is Source.ERROR:
+    if source in COUNTED and prompt is None and output is None:
+        source = _TIME  # it says that it counts, and does not
+    if source is _ERROR:
         return 0.0, source
-    if source is Source.ESTIMATE:
+    if source is _ESTIMATE:
         return request.charged, source
     until = now if request.ended_at is None else request.ended_at
     seconds = max(0.0, until - request.released_at)
-    if policy.unit is not Unit.TOKENS:
-        return (1.0 if policy.unit is Unit.REQUESTS else seconds * request.slots), source
+    if policy.unit is not _TOKENS:
+        return (1.0 if policy.unit is _REQUESTS else seconds * request.slots), source
     produced: float | None = output
     if produced is None:
         if pace_s:
             produced = min(seconds / pace_s, float(_most(request))) * request.slots
         else:
             produced = request.output_tokens
-            source = Source.ESTIMATE if source is Source.TIME else source
+            source = _ESTIMATE if source is _TIME else source
     read = request.prompt_tokens if prompt is None else float(prompt)
     # Where the order is bent for warm prompts, what is saved is everybody's: were it the tenant's, its next ones
     # would be due sooner for having been warm, and again.
@@ -82,9 +90,10 @@ class Overrun:
     """The requests inside, by the time at which their charge is used up. Looked at when something happens
     anyway; it wakes nobody."""
 
-    __slots__ = ("_due", "_seq", "_unqueued_at")
+    __slots__ = ("_due", "_seq", "_unqueued_at", "first")
 
     def __init__(self) -> None:
+        self.first = math.inf  # when the next one is to be looked at; kept, since each event asks
         self._due: list[tuple[float, int, Request, float | None]] = []  # the last: it runs since then
         self._unqueued_at: dict[str, float] = {}  # endpoint -> when nothing waited in it, last
         self._seq = 0
@@ -99,9 +108,9 @@ class Overrun:
 
     def watch(self, request: Request, unit: Unit, pace_s: float | None) -> None:
         """`request` has been released. `pace_s`: seconds per output token of its engine; None: not known."""
-        if unit is Unit.REQUESTS:
+        if unit is _REQUESTS:
             return
-        expected_s = request.cost if unit is Unit.TIME else request.output_tokens * (pace_s or _PACE_S)
+        expected_s = request.cost if unit is _SECONDS else request.output_tokens * (pace_s or _PACE_S)
         self._push(request, request.released_at + expected_s / request.slots, None)
 
     def due(self, now: float) -> tuple[Request, float] | None:
@@ -109,7 +118,8 @@ class Overrun:
         heap = self._due
         while heap and heap[0][0] <= now:
             _, _, request, since = heapq.heappop(heap)
-            if request.state not in INSIDE or request.settled:
+            self.first = heap[0][0] if heap else math.inf
+            if request.settled or request.state not in INSIDE:
                 continue
             if request.first_token_at is not None:
                 since = request.first_token_at
@@ -123,12 +133,17 @@ class Overrun:
 
     def _push(self, request: Request, at: float, since: float | None) -> None:
         self._seq += 1
-        heapq.heappush(self._due, (max(at, request.released_at + _SOONEST_S), self._seq, request, since))
+        soonest = request.released_at + _SOONEST_S
+        if at < soonest:
+            at = soonest
+        heapq.heappush(self._due, (at, self._seq, request, since))
+        if at < self.first:
+            self.first = at
 
 
 def so_far(request: Request, policy: PoolPolicy, pace_s: float | None, since: float, now: float) -> float:
     """What a request that runs `since` then has cost until now, as far as time tells. `pace_s`: as in `watch`."""
-    if policy.unit is Unit.TIME:
+    if policy.unit is _SECONDS:
         return (now - request.released_at) * request.slots
     if not pace_s:
         return 0.0

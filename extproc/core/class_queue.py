@@ -60,7 +60,7 @@ class ClassQueue:
             self.headroom.change(policy.headroom)
 
     def put(self, request: Request, share_v: float, now: float) -> None:
-        if not self.queue:
+        if not self.queue.root.queued:
             # Like a tenant that returns: a class does not save up what it did not use.
             self.share_tag = max(self.share_tag, share_v)
         self.queue.put(request, now)
@@ -82,8 +82,8 @@ class ClassQueue:
             self.share_tag += delta / self.policy.min_share
 
     def behind(self, share_v: float) -> bool:
-        return self.policy.min_share > 0 and self.share_tag < share_v
+        return self.share_tag < share_v and self.policy.min_share > 0
 
     def capped(self) -> bool:
         cap = self.policy.max_in_flight
-        return cap is not None and self.queue.in_flight >= cap
+        return cap is not None and self.queue.root.in_flight >= cap

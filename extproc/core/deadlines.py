@@ -6,6 +6,8 @@ at once, while others wait.
 
 from __future__ import annotations
 
+import math
+
 from extproc.core.model import Request
 from extproc.core.sorted_blocks import insert, remove
 
@@ -13,9 +15,10 @@ from extproc.core.sorted_blocks import insert, remove
 class Deadlines:
     """Of the requests of one pool, one for each at most. Times are seconds."""
 
-    __slots__ = ("_blocks",)
+    __slots__ = ("_blocks", "first")
 
     def __init__(self) -> None:
+        self.first = math.inf  # when the next of them passes; infinite: there is none. Kept, since each event asks
         self._blocks: list[list[tuple[float, int, Request]]] = []
 
     def __len__(self) -> int:
@@ -25,17 +28,16 @@ class Deadlines:
         """`request`, which has none, waits until `at`."""
         request.deadline = at
         insert(self._blocks, (at, request.seq, request))
+        if at < self.first:
+            self.first = at
 
     def drop(self, request: Request) -> None:
         """`request` waits for it no more."""
-        remove(self._blocks, (request.deadline, request.seq, request))
-
-    def next_at(self) -> float | None:
-        """The first of them; None: there is none."""
-        return self._blocks[0][0][0] if self._blocks else None
+        blocks = self._blocks
+        remove(blocks, (request.deadline, request.seq, request))
+        if request.deadline == self.first:
+            self.first = blocks[0][0][0] if blocks else math.inf
 
     def passed(self, now: float) -> Request | None:
         """A request whose deadline has passed; None: there is none."""
-        if self._blocks and self._blocks[0][0][0] <= now:
-            return self._blocks[0][0][2]
-        return None
+        return self._blocks[0][0][2] if self.first <= now else None

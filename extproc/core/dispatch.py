@@ -66,8 +66,7 @@ def turns(scheduler: Scheduler, now: float) -> Iterator[Turn]:
     """Classes with something that may go, in the order in which they may."""
     classes, policy = scheduler.classes, scheduler.policy
     if scheduler.has_shares:
-        v = scheduler.share_v
-        behind = [c for c in classes if len(c.queue) and c.behind(v)]
+        behind = [c for c in scheduler.sharing if c.behind(scheduler.share_v) and c.queue.root.queued]
         behind.sort(key=lambda c: c.share_tag)
         for cls in behind:
             request = None if cls.capped() else cls.queue.peek(now)
@@ -79,11 +78,11 @@ def turns(scheduler: Scheduler, now: float) -> Iterator[Turn]:
         if may_promote and i + 1 < len(classes):
             below = classes[i + 1]
             after = below.policy.promote_after_s
-            if after is not None and len(below.queue) and not below.capped():
+            if after is not None and below.queue.root.queued and not below.capped():
                 request = below.queue.peek(now)
                 if request is not None and now - request.arrival >= after:
                     yield Turn(below, max(cls.q, below.q), cls.policy, request, _PROMOTION)
-        if not len(cls.queue) or _full(scheduler, cls, now):
+        if not cls.queue.root.queued or _full(scheduler, cls, now):
             continue
         request = cls.queue.peek(now)
         if request is not None:
@@ -114,6 +113,13 @@ def room_left(scheduler: Scheduler, cls: ClassQueue, now: float) -> int:
 
 def next_release(scheduler: Scheduler, now: float) -> Choice | None:
     """The request that goes next, and where to; None: nothing may go."""
+    if scheduler.plain:
+        turn = first_turn(scheduler, now)
+        if turn is not None:
+            window, most = pick(scheduler, turn, (), now)
+            if window is not None:
+                return Choice(turn, turn.request, window, most)
+        return _owed(scheduler, now)
     passed: list[Gates] = []
     for turn in turns(scheduler, now):
         if scheduler.policy.prefix_slack > 0 and (choice := _warm(scheduler, turn, passed, now)) is not None:
@@ -130,17 +136,39 @@ def next_release(scheduler: Scheduler, now: float) -> Choice | None:
     return _owed(scheduler, now)
 
 
+def first_turn(scheduler: Scheduler, now: float) -> Turn | None:
+    """The first of `turns` where no class has headroom or promotion (`Scheduler.plain`), written out: it is asked for
+    three or four times for each request, and mostly in vain."""
+    if scheduler.has_shares:
+        v = scheduler.share_v
+        behind = [c for c in scheduler.sharing if c.share_tag < v and c.queue.root.queued]
+        if behind:
+            behind.sort(key=lambda c: c.share_tag)
+            for cls in behind:
+                request = None if cls.capped() else cls.queue.peek(now)
+                if request is not None:
+                    return Turn(cls, scheduler.q_max, cls.policy, request, _SHARE)
+    for cls in scheduler.classes:
+        if cls.queue.root.queued and not cls.capped():
+            request = cls.queue.peek(now)
+            if request is not None:
+                return Turn(cls, cls.q, cls.policy, request, _RANK)
+    return None
+
+
 def pick(scheduler: Scheduler, turn: Turn, passed: Sequence[Gates], now: float) -> tuple[Window | None, float | None]:
     """The accepting endpoint that is least full in proportion to its window; among equals, the one that has not
     been used for longest. A tenant with nothing inside may exceed a full window by `overtake`, and where all are
     overfull, go to one that holds fewer than `overtake` such guests: then with what `Window.take` is to be told.
     `passed`: gates of those who would have gone before, had these not been closed."""
-    request, q = turn.request, turn.q
+    request, q, gates = turn.request, turn.q, turn.cls.gates
     windows = scheduler.windows.values()
     best: Window | None = None
     best_key: tuple[float, float, int] | None = None
     for w in windows:
-        if not _open(w, turn.cls.gates, passed, now) or not w.accepts(request, q, now):
+        if (gates is not None or passed) and not is_open(w, gates, passed, now):
+            continue
+        if not w.accepts(request, q, now):
             continue
         if len(windows) == 1:
             return w, None
@@ -152,14 +180,14 @@ def pick(scheduler: Scheduler, turn: Turn, passed: Sequence[Gates], now: float) 
     if best is not None or not overtake or q <= 0 or request.tenant in scheduler.inside:
         return best, None
     for w in windows:
-        if not _open(w, turn.cls.gates, passed, now):
+        if not is_open(w, gates, passed, now):
             continue
         if w.may_overtake(request, q, overtake, now) and (best_key is None or _fullness(w, q, now) < best_key):
             best, best_key = w, _fullness(w, q, now)
     return best, None if best is None else best.limit(q, now) + overtake
 
 
-def _open(window: Window, gates: Gates | None, passed: Sequence[Gates], now: float) -> bool:
+def is_open(window: Window, gates: Gates | None, passed: Sequence[Gates], now: float) -> bool:
     """Whether no gate is closed there, but those of all who would have gone before are."""
     if gates is not None and window.gate(gates, now) is not None:
         return False
@@ -173,7 +201,8 @@ def shut(scheduler: Scheduler, gates: Gates | None, now: float) -> bool:
 
 
 def _fullness(window: Window, q: float, now: float) -> tuple[float, float, int]:
-    return window.load / max(1.0, window.limit(q, now)), window.load, window.last_take
+    limit, load = window.limit(q, now), window.in_flight + window.foreign
+    return load / (limit if limit > 1.0 else 1.0), load, window.last_take
 
 
 def _owed(scheduler: Scheduler, now: float) -> Choice | None:
@@ -185,7 +214,7 @@ def _owed(scheduler: Scheduler, now: float) -> Choice | None:
         cls = scheduler.by_name[request.cls]
         if _full(scheduler, cls, now) or cls.queue.peek(now) is not request:
             continue
-        if _open(window, cls.gates, (), now) and window.accepts(request, cls.q, now):
+        if is_open(window, cls.gates, (), now) and window.accepts(request, cls.q, now):
             return Choice(Turn(cls, cls.q, cls.policy, request, _RANK), request, window, None)
     return None
 
@@ -202,6 +231,6 @@ def _warm(scheduler: Scheduler, turn: Turn, passed: Sequence[Gates], now: float)
             match = scheduler.prefixes.match(window.endpoint, request.prefix, now)
             if match <= best_match:
                 continue
-            if _open(window, turn.cls.gates, passed, now) and window.accepts(request, turn.q, now):
+            if is_open(window, turn.cls.gates, passed, now) and window.accepts(request, turn.q, now):
                 best, best_match = Choice(turn, request, window, None), match
     return best

@@ -16,6 +16,7 @@ from typing import TypeVar
 K = TypeVar("K")
 
 _ALPHA = 0.2
+_ALIKE = 1 / _ALPHA
 _TRUST = 4  # observations at which a level counts as much as the one above it
 _PRIOR_OUTPUT = 256.0  # tokens, before anything was seen
 _PRIOR_SECONDS = 10.0
@@ -33,9 +34,9 @@ class _Mean:
         self.value = 0.0
 
     def add(self, x: float) -> None:
-        self.n += 1
+        n = self.n = self.n + 1
         # The first readings weigh alike; then the mean forgets.
-        self.value += max(_ALPHA, 1.0 / self.n) * (x - self.value)
+        self.value += (1.0 / n if n < _ALIKE else _ALPHA) * (x - self.value)
 
     def over(self, fallback: float) -> float:
         return (self.n * self.value + _TRUST * fallback) / (self.n + _TRUST)
@@ -54,16 +55,18 @@ class _Means:
         self._by_bucket: OrderedDict[tuple[str, int], _Mean] = OrderedDict()
 
     def of(self, tenant: str, cls: str, bucket: int) -> float:
-        value = self._pool.over(self._prior)
+        # `_Mean.over` written out: each arrival asks.
+        pool = self._pool
+        value = (pool.n * pool.value + _TRUST * self._prior) / (pool.n + _TRUST)
         mean = self._by_class.get(cls)
         if mean is not None:
-            value = mean.over(value)
+            value = (mean.n * mean.value + _TRUST * value) / (mean.n + _TRUST)
         mean = self._by_tenant.get(tenant)
         if mean is not None:
-            value = mean.over(value)
+            value = (mean.n * mean.value + _TRUST * value) / (mean.n + _TRUST)
             mean = self._by_bucket.get((tenant, bucket))
             if mean is not None:
-                value = mean.over(value)
+                value = (mean.n * mean.value + _TRUST * value) / (mean.n + _TRUST)
         return value
 
     def __len__(self) -> int:
@@ -71,9 +74,9 @@ class _Means:
 
     def observe(self, tenant: str, cls: str, bucket: int, value: float) -> None:
         self._pool.add(value)
-        _recent(self._by_class, cls).add(value)
-        _recent(self._by_tenant, tenant).add(value)
-        _recent(self._by_bucket, (tenant, bucket)).add(value)
+        _learn(self._by_class, cls, value)
+        _learn(self._by_tenant, tenant, value)
+        _learn(self._by_bucket, (tenant, bucket), value)
 
 
 class Estimator:
@@ -95,14 +98,15 @@ class Estimator:
         mine = self._ratio.get(tenant)
         if mine is not None:
             ratio = mine.over(ratio)
-        return max(1.0, body_bytes / _BYTES_PER_TOKEN * ratio)
+        tokens = body_bytes / _BYTES_PER_TOKEN * ratio
+        return tokens if tokens > 1.0 else 1.0
 
     def output_tokens(self, tenant: str, cls: str, prompt: float, max_output: int | None, n: int) -> float:
         """Tokens of all `n` choices together."""
-        estimate = self._output.of(tenant, cls, _bucket(prompt))
+        estimate = self._output.of(tenant, cls, int(prompt).bit_length())
         if max_output is not None and estimate > max_output:
             estimate = float(max_output)
-        return max(1.0, estimate) * n
+        return (estimate if estimate > 1.0 else 1.0) * n
 
     def seconds(self, tenant: str, cls: str, prompt: float) -> float:
         """Time in the engine."""
@@ -128,7 +132,7 @@ class Estimator:
             low, high = _RATIO
             ratio = min(max(prompt / (body_bytes / _BYTES_PER_TOKEN), low), high)
             self._pool_ratio.add(ratio)
-            _recent(self._ratio, tenant).add(ratio)
+            _learn(self._ratio, tenant, ratio)
 
     def observe_seconds(self, tenant: str, cls: str, guess: float, seconds: float) -> None:
         """A request was in the engine for `seconds`; `guess` as in `observe`."""
@@ -140,7 +144,8 @@ def _bucket(prompt: float) -> int:
     return int(prompt).bit_length()
 
 
-def _recent(table: OrderedDict[K, _Mean], key: K) -> _Mean:
+def _learn(table: OrderedDict[K, _Mean], key: K, value: float) -> None:
+    """The most recently used come last."""
     mean = table.get(key)
     if mean is None:
         mean = table[key] = _Mean()
@@ -148,4 +153,5 @@ def _recent(table: OrderedDict[K, _Mean], key: K) -> _Mean:
             table.popitem(last=False)
     else:
         table.move_to_end(key)
-    return mean
+    n = mean.n = mean.n + 1  # as `_Mean.add`
+    mean.value += (1.0 / n if n < _ALIKE else _ALPHA) * (value - mean.value)

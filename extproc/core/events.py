@@ -22,11 +22,20 @@ class Arrive:
     timeout_s: float | None = None  # may only shorten the class's
     prompt_tokens: int | None = None  # where the edge can count better than bytes / 4
     prefix: tuple[int, ...] = ()  # chained hashes of the prompt's beginnings, shortest first
+    first_byte_seen: bool = False  # the edge will tell its `FirstByte`: until then it may be evicted
 
 
 @dataclass(frozen=True, slots=True)
 class End:
     """The request's stream is over: answered, failed, or left by its client, held or running."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class FirstByte:
+    """The first byte of the answer, the response's headers, is on its way to the client. No token need have been
+    made: engines answer a stream before they have read its prompt."""
 
     id: str
 
@@ -100,6 +109,7 @@ class Tick:
 Event = (
     Arrive
     | End
+    | FirstByte
     | FirstToken
     | Usage
     | Unreachable
@@ -138,6 +148,21 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
+class Evict:
+    """Take the released request back from its engine: answer its client with `reason`, and end its stream. Its slots
+    count as taken until its `End`; nothing is charged for it. Where its answer has begun already there may be nobody
+    left to tell."""
+
+    id: str
+    reason: Reason
+    message: str
+    retry_after_s: int
+    tenant: str
+    cls: str
+    inside_s: float  # since its release
+
+
+@dataclass(frozen=True, slots=True)
 class Settled:
     """The request's cost is final. For the books; nothing is to be done."""
 
@@ -149,4 +174,4 @@ class Settled:
     estimate: float
 
 
-Effect = Release | Refuse | Settled
+Effect = Release | Refuse | Evict | Settled

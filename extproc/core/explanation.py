@@ -101,6 +101,8 @@ def explain(scheduler: Scheduler, request_id: str, now: float) -> Explanation | 
 
 def _past(request: Request, now: float) -> Explanation:
     told, then = f"it is with {request.endpoint} since {now - request.released_at:.1f} s", "its answer ends"
+    if request.evicted:
+        told, then = f"{told}, and has been evicted for a request of a higher class", "its stream ends"
     if request.state not in INSIDE:
         told, then = "its answer is over; its token count has not come yet", "its token count comes, or is given up"
     waited = request.released_at - request.arrival
@@ -198,8 +200,21 @@ def _no_room(scheduler: Scheduler, cls: ClassQueue, request: Request, q: float, 
     hold = rooms[0].why_not(request, q, now)
     if hold is None:
         return Cause(Hold.WINDOW, rooms[0].endpoint, None, None, told, "the next event: there is room by now")
-    then = "a request inside ends, or a page shows more room"
+    then = f"a request inside ends, or a page shows more room{_or_evicted(scheduler, cls, request, now)}"
     return Cause(Hold.WINDOW, hold.name, hold.value, hold.limit, told, then)
+
+
+def _or_evicted(scheduler: Scheduler, cls: ClassQueue, request: Request, now: float) -> str:
+    after, preemption = cls.policy.preempt_after_s, scheduler.preemption
+    if after is None:
+        return ""
+    if preemption.leaving:
+        return ", or the stream of a request that is evicted ends"
+    ranks = {scheduler.by_name[r.cls].policy.rank for r in preemption.candidates.values()}
+    if not any(rank > cls.policy.rank for rank in ranks):
+        return ""
+    left = max(0.0, request.arrival + after - now)
+    return f", or in {left:.1f} s at the soonest one of a lower class is evicted for it (preempt_after of the class)"
 
 
 def _gate(gate: windows.Hold) -> str:

@@ -83,6 +83,9 @@ from extproc.core.tree import Flows, Tree
 __all__ = ["Block", "Buckets", "FairQueue", "Flows", "Place"]
 
 
+_FIFO, _SHORTEST_FIRST = Order.FIFO, Order.SHORTEST_FIRST  # as globals, for the hot path
+
+
 class FairQueue(Tree):
     """Requests of one (pool, class), in fair order over tenants.
 
@@ -98,25 +101,25 @@ class FairQueue(Tree):
 
     def __len__(self) -> int:
         """Requests queued."""
-        return self._root.queued
+        return self.root.queued
 
     @property
     def in_flight(self) -> int:
         """Slots held by requests of this class."""
-        return self._root.in_flight
+        return self.root.in_flight
 
     @property
     def queued_bytes(self) -> int:
-        return self._root.queued_bytes
+        return self.root.queued_bytes
 
     @property
     def queued_tokens(self) -> float:
-        return self._root.queued_tokens
+        return self.root.queued_tokens
 
     @property
     def queued_cost(self) -> float:
         """Estimated cost of all that is queued."""
-        return self._root.queued_cost
+        return self.root.queued_cost
 
     # -- the operations of the paper: loops over the path are written out, they are the hot path -----
 
@@ -125,12 +128,14 @@ class FairQueue(Tree):
         cost, tokens, size = request.cost, request.prompt_tokens + request.output_tokens, request.body_bytes
         if not (0.0 <= cost <= MAX_COST and 0.0 <= tokens <= MAX_COST):
             raise ValueError(f"estimates must be from 0 to {MAX_COST:g}: cost {cost!r}, tokens {tokens!r}")
-        if now > self._buckets.now or self._waking:
+        if self._waking:
             self.tell(now)
+        elif now > self._buckets.now:
+            self._buckets.now = now
         leaf = self._leaves.get(request.tenant)
         if leaf is None:
             leaf = self.grow(request.tenant)
-        if self._order is Order.FIFO:
+        if self._order is _FIFO:
             key = (request.arrival, request.seq, request)
             requests = leaf.requests
             if not requests:
@@ -145,17 +150,21 @@ class FairQueue(Tree):
         node: Node = leaf
         parent = leaf.parent
         while parent is not None:
-            if node.queued:
+            waited = node.queued
+            if waited:
                 node.queued_cost += cost
                 node.queued_tokens += tokens
             else:
                 self.revive(parent, node)
                 node.queued_cost = cost
                 node.queued_tokens = tokens
-            node.queued += 1
+            node.queued = waited + 1
             node.queued_bytes += size
             if node.key is None:
-                self.admit(node)
+                if waited:
+                    self.admit(node)
+                elif self.may_go(node):  # as `admit`; it has just been lifted
+                    place(parent, node)
             if parent.loads is not None:
                 parent.loads.grown(node)
             node = parent
@@ -167,27 +176,35 @@ class FairQueue(Tree):
 
     def peek(self, now: float) -> Request | None:
         """The request whose turn it is; None: nothing is queued, or caps and rates hold all of it."""
-        if now > self._buckets.now or self._waking:
+        if self._waking:
             self.tell(now)
-        node: Node | None = self._root
+        elif now > self._buckets.now:
+            self._buckets.now = now
+        node = self.root.first()
         while isinstance(node, Group):
             node = node.first()
-        return leaf_order.first(node.requests, self._order, now) if isinstance(node, Leaf) else None
+        if not isinstance(node, Leaf):
+            return None
+        if self._order is _SHORTEST_FIRST:
+            return leaf_order.first(node.requests, _SHORTEST_FIRST, now)
+        return node.requests[0][0][2]
 
     def heads(self, now: float, slack: float, most: int = 32) -> list[Request]:
         """Next requests of the leaves that are within `slack` (cost/weight) of their turn at each level of
         the tree, at most `most`, in fair order; the first is that of `peek`."""
         self.tell(now)
         found: list[Request] = []
-        standing.heads(self._root, self._order, now, slack, most, found)
+        standing.heads(self.root, self._order, now, slack, most, found)
         return found
 
     def pop(self, request: Request, charge: float, now: float) -> None:
         """Take a request that `peek` or `heads` has just given and charge its path."""
         if not 0.0 <= charge <= MAX_COST:
             raise ValueError(f"charge must be from 0 to {MAX_COST:g} cost units, not {charge!r}")
-        if now > self._buckets.now or self._waking:
+        if self._waking:
             self.tell(now)
+        elif now > self._buckets.now:
+            self._buckets.now = now
         leaf = request.leaf
         if not isinstance(leaf, Leaf):
             raise ValueError(f"it is in no queue: {request.story()}")
@@ -267,7 +284,7 @@ class FairQueue(Tree):
             node = parent
         if leaf.idle:
             self.retire(leaf)
-        if self._root.queued == 0:
+        if self.root.queued == 0:
             self._drop_loads()
 
     def free(self, request: Request) -> None:
@@ -363,7 +380,7 @@ class FairQueue(Tree):
 
     def heaviest(self) -> Request | None:
         """The newest request of the heaviest flow, see `shedding`; with `Order.DEADLINE` its least urgent."""
-        node: Node = self._root
+        node: Node = self.root
         if node.queued == 0:
             return None
         while isinstance(node, Group):
@@ -376,7 +393,7 @@ class FairQueue(Tree):
         return node.requests[-1][-1][2] if isinstance(node, Leaf) else None
 
     def _drop_loads(self) -> None:
-        if self._root.loads is not None:
+        if self.root.loads is not None:
             for group in self.groups():
                 group.loads = None
 
@@ -395,11 +412,11 @@ class FairQueue(Tree):
         """Estimated cost that goes before a queued request, itself left out. O(siblings + its flow)."""
         return standing.cost_ahead(_leaf_of(request), request, self._order, self._buckets.now)
 
-    def over_limit(self, tenant: str, tokens: float) -> Block | None:
+    def over_limit(self, tenant: str, tokens: float, path: tuple[str, ...] | None = None) -> Block | None:
         """The first limit on what may wait (`max_queued`, `max_queued_tokens`), from the tenant's own node
         upwards, that one more request of `tokens` would pass. `max_queued_bytes` holds for all classes of
-        the pool together, so it is the caller's."""
-        return standing.over_limit(self._root, self.flows, tenant, tokens)
+        the pool together, so it is the caller's. `path`: the tenant's, where it is known."""
+        return standing.over_limit(self.root, self.flows, path or self.flows.path(tenant), tokens)
 
     # -- policy and books -----------------------------------------------------------------------------
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from extproc.core.dispatch import next_release
+from extproc.core.dispatch import first_turn, next_release, turns
 from extproc.core.model import INSIDE, State
+from extproc.core.preemption import may_be_evicted
 from extproc.core.scheduler import Scheduler
 
 _ALIVE = INSIDE | {State.QUEUED, State.ENDED}
@@ -39,11 +40,17 @@ def check(scheduler: Scheduler, now: float) -> None:
         _equal(
             f"guests of {window.endpoint}", window.guests, sum(r.slots for r in here if r.guest == window.guest_turn)
         )
+    leaving = {r.id: r for r in inside if r.evicted}
+    _equal("evicted and inside", scheduler.preemption.leaving, leaving)
+    candidates = {r.id for r in inside if may_be_evicted(r, scheduler.by_name[r.cls].policy, scheduler.policy)}
+    _equal("may be evicted", set(scheduler.preemption.candidates), candidates if scheduler.preempts else set())
     if scheduler.looked:
         _nothing_waits_that_could_go(scheduler, now)
 
 
 def _nothing_waits_that_could_go(scheduler: Scheduler, now: float) -> None:
+    if scheduler.plain:
+        _equal("the first turn", first_turn(scheduler, now), next(turns(scheduler, now), None))
     choice = next_release(scheduler, now)
     if choice is not None:
         request = choice.request

@@ -23,6 +23,8 @@ MAX_DEPTH = 5  # levels of the tree of tenants
 class State(Enum):
     """Where a request is. It has exactly one end."""
 
+    __hash__ = object.__hash__  # members are single; Enum's own is written in Python, and each event asks for some
+
     QUEUED = "queued"
     RELEASED = "released"  # it has a permit: it counts inside an endpoint
     RUNNING = "running"  # as RELEASED, and its first token has been seen
@@ -58,10 +60,14 @@ class InvalidMoveError(Exception):
 class Source(Enum):
     """Where the final cost of a request comes from."""
 
+    __hash__ = object.__hash__  # as in `State`
+
     USAGE = "usage"  # the engine's own count, from the answer
+    STREAM = "stream"  # counted by our own meter as the answer passed
     TIME = "time"  # an answer without a count: time in the engine / time per output token
+    ABORT = "abort"  # its client left before the answer's end: as TIME, for as long as it ran
     ESTIMATE = "estimate"  # nothing is known: the charge of the release stands
-    ERROR = "error"  # the engine refused or failed: nothing was served, nothing is charged
+    ERROR = "error"  # refused, failed, or evicted: nothing was served, nothing is charged
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +150,8 @@ class CostWeights:
     output: float = 2.0
 
     def cost(self, prompt: float, output: float, cached: float = 0.0) -> float:
-        cached = min(cached, prompt)
+        if cached > prompt:
+            cached = prompt
         return self.prompt * (prompt - cached) + self.cached * cached + self.output * output
 
 
@@ -169,6 +176,8 @@ class ClassPolicy:
     idle_only: bool = False  # go only where nothing waits in the engine's own queue
     gates: Gates = Gates()
     fail_fast: bool = False  # refuse at the door what would wait longer than its timeout
+    preemptible: bool = False  # its requests may be evicted for those of a higher class, see `preemption`
+    preempt_after_s: float | None = None  # one that has waited longer for room may have one of a lower class evicted
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +234,8 @@ class PoolPolicy:
     separator: str | None = None  # parts "org/team/user" into levels; None: names are taken whole
     promote_every: int = 8  # dispatches for each promotion at most, so that ageing cannot turn the order round
     prefix_slack: float = 0.0  # cost by which a tenant may be passed for a warm prefix; 0: no grouping
+    preempt_per_s: float = 1.0  # evictions a second at most
+    preempt_after_first_byte: bool = False  # evict also what has begun to answer, or may have
 
     def tenant(self, name: str) -> TenantPolicy:
         """Of a node by its path, e.g. "acme/ml/alice": its own, else that of "acme/ml/*", else the default."""
@@ -237,6 +248,8 @@ class PoolPolicy:
     def path(self, tenant: str) -> tuple[str, ...]:
         """Paths of the nodes from the top level down to the tenant itself, `MAX_DEPTH` of them at most: of a longer
         one the levels in the middle are left out. Raises ValueError where parents run in a circle."""
+        if self.separator is None and tenant not in self.tenants:
+            return (tenant,)  # it has no parent; most have none, and each request asks
         path = [tenant]
         while (above := self._above(path[-1])) is not None:
             if above in path:
@@ -283,9 +296,14 @@ class Request:
     guest: int = 0  # turn of the endpoint's guests that it belongs to, see `Window.take`; 0: none
     share_turn: int = 0  # turn of its class's `min_share` that it was charged in, see `ClassQueue.served`
     released_at: float = 0.0
+    released_as: int = 0  # number of its release
     ended_at: float | None = None
     first_token_at: float | None = None
     settled: bool = False  # its cost is final, whether or not its stream has ended
+    tells_first_byte: bool = False  # the edge will say when the first byte of the answer is out
+    first_byte_at: float | None = None  # when it was
+    guaranteed: bool = False  # it went by its class's `min_share` or `promote_after_s`
+    evicted: bool = False  # it has to leave the engine; its stream may not have ended yet
 
     def move(self, to: State) -> None:
         if to not in MOVES[self.state]:
@@ -296,5 +314,5 @@ class Request:
         return (
             f"request {self.id} of tenant {self.tenant!r}, class {self.cls!r}: {self.state.value}, arrived "
             f"{self.arrival:.3f}, released {self.released_at:.3f} to {self.endpoint}, charged {self.charged:.1f}"
-            f"{', settled' if self.settled else ''}"
+            f"{', settled' if self.settled else ''}{', evicted' if self.evicted else ''}"
         )

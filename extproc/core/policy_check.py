@@ -23,6 +23,7 @@ _CLASS: Bounds = {
     "max_queued_tokens": (0, _MOST),
     "promote_after_s": (0.0, _MOST),
     "headroom": (1e-9, 1.0),
+    "preempt_after_s": (0.0, _MOST),
 }
 _GATES: Bounds = {
     "max_waiting": (0, _MOST),
@@ -53,6 +54,7 @@ _POOL: Bounds = {
     "priority_steps": (1, _MOST),
     "promote_every": (1, _MOST),
     "prefix_slack": (0.0, _MOST),
+    "preempt_per_s": (1e-6, 1e6),
 }
 
 

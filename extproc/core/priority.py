@@ -19,4 +19,4 @@ from extproc.core.model import ClassPolicy
 
 def engine_priority(cls: ClassPolicy, inside: int, steps: int) -> int:
     """`steps` also keep a flood from spilling over into the next class's numbers."""
-    return cls.priority_base + min(inside, steps - 1)
+    return cls.priority_base + (inside if inside < steps else steps - 1)

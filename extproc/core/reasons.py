@@ -18,6 +18,8 @@ class Reason(Enum):
     RATE_LIMIT = ("rate_limit", 429, "rate_limit_error", True, "the tenant's rate is used up for longer than it waits")
     SHED = ("shed", 429, "rate_limit_error", True, "the queue is full and the tenant has the most waiting")
     QUEUE_TIMEOUT = ("queue_timeout", 503, "service_unavailable", True, "waited longer than the class allows")
+    PREEMPTED = ("preempted", 503, "service_unavailable", True, "made room for a more urgent class")
+    DRAINING = ("draining", 503, "service_unavailable", True, "Fairlane shuts down and could not let it go in time")
     NO_CAPACITY = ("no_capacity", 503, "service_unavailable", True, "no endpoint of the pool answers")
     BODY_TOO_LARGE = ("body_too_large", 413, "invalid_request_error", False, "the body is larger than allowed")
     INVALID_REQUEST = ("invalid_request_error", 400, "invalid_request_error", False, "not JSON, or no model named")

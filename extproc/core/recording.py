@@ -45,6 +45,8 @@ from extproc.core.events import (
     EndpointAdded,
     EndpointRemoved,
     Event,
+    Evict,
+    FirstByte,
     FirstToken,
     Reconfigure,
     Refuse,
@@ -64,6 +66,7 @@ FORMAT = 1
 EVENTS: Mapping[str, type[Event]] = {
     "arrive": Arrive,
     "end": End,
+    "first_byte": FirstByte,
     "first_token": FirstToken,
     "usage": Usage,
     "unreachable": Unreachable,
@@ -74,7 +77,7 @@ EVENTS: Mapping[str, type[Event]] = {
     "reconfigure": Reconfigure,
     "tick": Tick,
 }
-EFFECTS: Mapping[str, type[Effect]] = {"release": Release, "refuse": Refuse, "settled": Settled}
+EFFECTS: Mapping[str, type[Effect]] = {"release": Release, "refuse": Refuse, "evict": Evict, "settled": Settled}
 
 T = TypeVar("T")
 
@@ -201,7 +204,7 @@ def effect_to_plain(effect: Effect, names: Names = PLAIN_NAMES) -> dict[str, Pla
     out = {"type": _NAMES[type(effect)], **to_plain(effect, lean=True)}
     if names.hashed:
         out["tenant"] = names.tenant(effect.tenant)
-        if isinstance(effect, Refuse):
+        if isinstance(effect, Refuse | Evict):
             out["message"] = ""
     return out
 

@@ -12,8 +12,9 @@ A policy may change at any time (`Reconfigure`). What waits stays, whatever the 
 the new timeouts; a class that is gone takes nothing more in and drains.
 
 Parts: `policy_check` (what it may be told), `admission` (who may wait), `fair_queue` (order between tenants),
-`class_queue` (order between classes), `dispatch` (whose turn, where to), `windows` (is there room), `charging` and
-`estimates` (what it costs), `deadlines` (what time ends). They decide; the state is written here.
+`class_queue` (order between classes), `dispatch` (whose turn, where to), `windows` (is there room), `preemption` (who
+is to make room), `charging` and `estimates` (what it costs), `deadlines` (what time ends). They decide; the state is
+written here.
 
 Invariants (`invariants.check`, run after every event in tests): each request has one outcome; slots in flight
 are the sum over released requests, never negative, and return to zero; a request is settled once;
@@ -40,6 +41,7 @@ from extproc.core.events import (
     EndpointAdded,
     EndpointRemoved,
     Event,
+    FirstByte,
     FirstToken,
     Reconfigure,
     Release,
@@ -52,6 +54,7 @@ from extproc.core.events import (
 )
 from extproc.core.model import INSIDE, PoolPolicy, Request, Source, State, Unit, WindowPolicy
 from extproc.core.policy_check import check_change, check_policy
+from extproc.core.preemption import Preemption
 from extproc.core.prefixes import Prefixes
 from extproc.core.priority import engine_priority
 from extproc.core.token_bucket import Buckets
@@ -60,7 +63,16 @@ from extproc.core.windows import Window, make_window, renewed
 MakeWindow = Callable[[str, WindowPolicy, float], Window]
 """(endpoint as "host:port", policy, now) -> its window."""
 
-_PROMOTION = By.PROMOTION  # as a global, for the hot path
+# As globals, for the hot path: looking a member up in its enum costs more than all else in a line.
+_RANK, _PROMOTION = By.RANK, By.PROMOTION
+_QUEUED, _RELEASED, _RUNNING, _ENDED, _SETTLED = (
+    State.QUEUED,
+    State.RELEASED,
+    State.RUNNING,
+    State.ENDED,
+    State.SETTLED,
+)
+_TIME, _ERROR = Unit.TIME, Source.ERROR
 _EXPIRE_AT_ONCE = 256  # the next `Tick` is due at once for those that are left: others need not wait for all of them
 _LOOK_S = 0.05  # time alone may have opened something: looked at with the next event after this
 
@@ -91,6 +103,7 @@ class Scheduler:
         self.estimator = Estimator()
         self.prefixes = Prefixes()
         self.drain = DrainRate()
+        self.preemption = Preemption()
         self._overrun = charging.Overrun()
         self.deadlines = Deadlines()
         self._seq = 0
@@ -101,6 +114,7 @@ class Scheduler:
         self._handlers: dict[type, Callable[[Any, float, list[Effect]], None]] = {
             Arrive: self._arrive,
             End: self._end,
+            FirstByte: self._first_byte,
             FirstToken: self._first_token,
             Usage: self._usage,
             Unreachable: self._unreachable,
@@ -117,9 +131,14 @@ class Scheduler:
         """What follows from the policy."""
         policies = [c.policy for c in self.classes]
         self.q_max = float(max(p.max_waiting for p in policies))
-        self.has_shares = any(p.min_share > 0 for p in policies)
+        self.sharing = [c for c in self.classes if c.policy.min_share > 0]
+        self.has_shares = bool(self.sharing)
         self.promotes = any(p.promote_after_s is not None for p in policies)
         self._has_headroom = any(p.headroom is not None for p in policies)
+        gated = any(c.gates is not None for c in self.classes)
+        # Whose turn it is follows from ranks, shares and caps alone, and only the first turn counts.
+        self.plain = not (self.promotes or self._has_headroom or gated or self.policy.prefix_slack > 0)
+        self.preempts = any(p.preemptible for p in policies) and any(p.preempt_after_s is not None for p in policies)
 
     # -- the entry --------------------------------------------------------------------------------
 
@@ -138,26 +157,38 @@ class Scheduler:
         effects: list[Effect] = []
         self._look = True
         self._handlers[type(event)](event, now, effects)
-        while (overrun := self._overrun.due(now)) is not None:
-            self._charge_so_far(*overrun, now)
+        if self._overrun.first <= now:
+            while (overrun := self._overrun.due(now)) is not None:
+                self._charge_so_far(*overrun, now)
         self.looked = self._look or now - self._looked_at > _LOOK_S
         if self.looked:
             self._looked_at = now
-            self._dispatch(now, effects)
+            if self.queued:
+                self._dispatch(now, effects)
         # What could go has gone, were it in its last moment. What is late may have blocked others.
-        if self.deadlines.passed(now) is not None and self._expire(now, effects):
+        if self.deadlines.first <= now and self._expire(now, effects):
             self._dispatch(now, effects)
+        if self.queued and self.preemption.candidates:
+            evict = self.preemption.evict(self, now)
+            if evict is not None:
+                effects.append(evict)
         return effects
 
     def next_deadline(self) -> float | None:
         """When `Tick` is due at the latest; None: nothing waits for time to pass. In the past, where more expired at
         once than one event deals with."""
-        due = self.deadlines.next_at()
+        due: float | None = self.deadlines.first
+        if due == math.inf:
+            due = None
         if self.queued:
-            for cls in self.classes:
+            for cls in self.classes if len(self.buckets) else ():
                 at = cls.queue.next_eligible_at()
                 # One whose rate lets it go already waits for something else, such as a class above it.
                 if at is not None and at > self._now and (due is None or at < due):
+                    due = at
+            if self.preemption.candidates:
+                at = self.preemption.next_at(self, self._now)
+                if at is not None and (due is None or at < due):
                     due = at
         return due
 
@@ -184,7 +215,7 @@ class Scheduler:
         self.requests[request.id] = request
         if self.queued == 0:
             self.drain.resume(now)
-        if not cls.queue:
+        if not cls.queue.root.queued:
             cls.drain.resume(now)
         self._count_queued(request, 1)
         cls.put(request, self.share_v, now)
@@ -198,13 +229,14 @@ class Scheduler:
         request = self.requests.get(event.id)
         if request is None:
             return
-        if request.state is State.QUEUED:
+        state = request.state
+        if state is _QUEUED:
             # Others wait behind nothing but what is next.
             is_next = self.by_name[request.cls].queue.peek(now) is request
             self._leave_queue(request, State.CANCELLED)
             self._look = is_next or self.policy.prefix_slack > 0
             return
-        if request.state not in INSIDE:
+        if state is not _RELEASED and state is not _RUNNING:
             self._look = False
             return
         window = self.windows.get(request.endpoint or "")
@@ -215,18 +247,28 @@ class Scheduler:
         self.by_name[request.cls].queue.free(request)
         if self._has_headroom:
             self._note_headroom(now)
-        if self.inside[request.tenant] > 1:
-            self.inside[request.tenant] -= 1
+        inside, tenant = self.inside, request.tenant
+        if inside[tenant] > 1:
+            inside[tenant] -= 1
         else:
-            del self.inside[request.tenant]
+            del inside[tenant]
         request.ended_at = now
+        if self.preempts or request.evicted:
+            self.preemption.left(request)
         if request.settled:
-            request.move(State.SETTLED)
+            request.move(_SETTLED)
             del self.requests[request.id]
             self._retire(request.cls)
             return
-        request.move(State.ENDED)
+        request.move(_ENDED)
         self.deadlines.set(request, now + self.policy.usage_grace_s)
+
+    def _first_byte(self, event: FirstByte, now: float, _: list[Effect]) -> None:
+        request = self.requests.get(event.id)
+        if request is not None and request.state in INSIDE and request.first_byte_at is None:
+            request.first_byte_at = now
+            self._begun(request)
+        self._look = False
 
     def _first_token(self, event: FirstToken, now: float, _: list[Effect]) -> None:
         request = self.requests.get(event.id)
@@ -234,9 +276,15 @@ class Scheduler:
             return
         request.move(State.RUNNING)
         request.first_token_at = now
+        self._begun(request)
         window = self.windows.get(request.endpoint or "")
         if window is not None:
             window.first_token(request, now)
+
+    def _begun(self, request: Request) -> None:
+        """Its answer has begun."""
+        if self.preempts:
+            self.preemption.consider(request, self.by_name[request.cls].policy, self.policy)
 
     def _unreachable(self, event: Unreachable, now: float, _: list[Effect]) -> None:
         request = self.requests.get(event.id)
@@ -246,7 +294,7 @@ class Scheduler:
 
     def _usage(self, event: Usage, now: float, effects: list[Effect]) -> None:
         request = self.requests.get(event.id)
-        if request is not None and not request.settled and request.state is not State.QUEUED:
+        if request is not None and not request.settled and request.state is not _QUEUED:
             self._settle(request, event, now, effects)
         self._look = self._costs_hold()
 
@@ -259,7 +307,7 @@ class Scheduler:
             self.counts["absurd_usage"] += 1
         cls, window = self.by_name[request.cls], self.windows.get(request.endpoint or "")
         cost, source = charging.final(self.policy, request, usage, None if window is None else window.pace_s, now)
-        if source is Source.USAGE:
+        if source in charging.COUNTED:
             prompt, output = charging.tokens(usage.prompt_tokens), charging.tokens(usage.output_tokens)
             self.estimator.observe(
                 request.tenant,
@@ -273,15 +321,17 @@ class Scheduler:
             )
             if window is not None and output is not None:
                 window.observed(request, prompt, output)
-        if self.policy.unit is Unit.TIME and source is not Source.ERROR:
+        if self.policy.unit is _TIME and source is not _ERROR:
             seconds = (now if request.ended_at is None else request.ended_at) - request.released_at
             self.estimator.observe_seconds(request.tenant, request.cls, request.prompt_tokens, seconds)
         delta = cost - request.charged
         cls.queue.settle(request, cost)
         self._true_up_share(request, delta)
         request.settled = True
-        if request.state is State.ENDED:
-            request.move(State.SETTLED)
+        if self.preempts:
+            self.preemption.consider(request, cls.policy, self.policy)
+        if request.state is _ENDED:
+            request.move(_SETTLED)
             self.deadlines.drop(request)
             del self.requests[request.id]
             self._retire(request.cls)
@@ -298,7 +348,8 @@ class Scheduler:
     def _true_up_share(self, request: Request, delta: float) -> None:
         if self.has_shares:
             self.share_v += delta
-            self.by_name[request.cls].trued_up(request, delta)
+            if not request.evicted:  # else its class would be behind, and take the slot that it has just left
+                self.by_name[request.cls].trued_up(request, delta)
 
     # -- endpoints --------------------------------------------------------------------------------
 
@@ -357,6 +408,7 @@ class Scheduler:
             inside = [r for r in self.requests.values() if r.state in INSIDE and r.endpoint == endpoint]
             self.windows[endpoint] = renewed(window, new.window, inside, now)
         self._derive()
+        self.preemption.rebuild(self)
 
     def _new_deadlines(self, cls: str, timeout_s: float) -> None:
         for request in self.requests.values():
@@ -409,9 +461,10 @@ class Scheduler:
         self._retire(request.cls)
 
     def _count_queued(self, request: Request, by: int) -> None:
+        size = by * request.body_bytes
         self.queued += by
-        self.queued_bytes += by * request.body_bytes
-        self._hold_bytes(request, by * request.body_bytes)
+        self.queued_bytes += size
+        self._hold_bytes(request, size)
 
     def _hold_bytes(self, request: Request, more: int) -> None:
         held = self.held_bytes
@@ -435,16 +488,19 @@ class Scheduler:
         (cls, _, counts_as, _, by), request, window, most = choice
         charge, policy = request.cost, self.policy
         cls.queue.pop(request, charge, now)
-        request.move(State.RELEASED)
+        request.move(_RELEASED)
         self.deadlines.drop(request)
         request.endpoint = window.endpoint
         request.released_at = now
+        request.released_as = self.releases + 1
         self._count_queued(request, -1)
         inside = self.inside[request.tenant]
         self.inside[request.tenant] = inside + 1
         self.releases += 1
-        if by is _PROMOTION:
-            self.promoted_at = self.releases
+        if by is not _RANK:
+            request.guaranteed = True
+            if by is _PROMOTION:
+                self.promoted_at = self.releases
         request.guest = window.take(request, now, number=self.releases, most=most)
         if request.prefix:
             self.prefixes.sent(window.endpoint, request.prefix, now)
@@ -456,6 +512,8 @@ class Scheduler:
             cls.served(request, charge, self.share_v)
         if self._has_headroom:
             self._note_headroom(now)
+        if self.preempts:
+            self.preemption.consider(request, cls.policy, policy)
         return Release(
             id=request.id,
             endpoint=window.endpoint,

@@ -95,23 +95,19 @@ def cost_ahead(leaf: Leaf, request: Request, order: Order, now: float) -> float:
     return total
 
 
-def over_limit(root: Group, flows: Flows, tenant: str, tokens: float) -> Block | None:
-    path = flows.path(tenant)
-    nodes: list[Node | None] = []
-    above: Node | None = root
+def over_limit(root: Group, flows: Flows, path: tuple[str, ...], tokens: float) -> Block | None:
+    found: Block | None = None  # the lowest so far
+    node: Node | None = root
     for name in path:
-        above = above.children.get(name) if isinstance(above, Group) else None
-        nodes.append(above)
-    for name, node in zip(reversed(path), reversed(nodes), strict=True):
+        node = node.children.get(name) if isinstance(node, Group) else None
         policy = flows.tenant(name)
-        queued, waiting = (0, 0.0) if node is None else (node.queued, node.queued_tokens)
+        queued, most = 0 if node is None else node.queued, policy.max_queued_tokens
         if queued >= policy.max_queued:
-            return Block("max_queued", name, queued, policy.max_queued)
-        most = policy.max_queued_tokens
+            found = Block("max_queued", name, queued, policy.max_queued)
         # As with bytes, one that is too large for the limit may wait alone.
-        if most is not None and waiting and waiting + tokens > most:
-            return Block("max_queued_tokens", name, waiting, most)
-    return None
+        elif most is not None and node is not None and node.queued_tokens and node.queued_tokens + tokens > most:
+            found = Block("max_queued_tokens", name, node.queued_tokens, most)
+    return found
 
 
 def _path(leaf: Leaf) -> list[Node]:

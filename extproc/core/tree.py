@@ -61,7 +61,7 @@ class Tree:
     def __init__(self, flows: Flows, buckets: Buckets | None) -> None:
         self.flows = flows
         self._buckets = Buckets() if buckets is None else buckets
-        self._root = Group("", None, _PLAIN)
+        self.root = Group("", None, _PLAIN)  # public to read its books: each event does
         self._leaves: dict[str, Leaf] = {}
         self._waking: list[tuple[float, int, Node]] = []
         self._seq = 0  # of nodes that became backlogged
@@ -98,7 +98,7 @@ class Tree:
 
     def groups(self) -> Iterator[Group]:
         """All groups, those above before those below. The root is the first."""
-        found = [self._root]
+        found = [self.root]
         for group in found:
             found.extend(child for child in group.children.values() if isinstance(child, Group))
         return iter(found)
@@ -132,7 +132,7 @@ class Tree:
     def home_of(self, path: tuple[str, ...], convert: Callable[[Leaf], Group]) -> Group:
         """The group for a leaf with this path. Groups that are not there are made; a leaf in the place of one
         is turned into one by `convert`. In the place of the leaf itself there is nothing, or an idle group."""
-        group = self._root
+        group = self.root
         for name in path[:-1]:
             child = group.children.get(name)
             if child is None:

@@ -20,7 +20,7 @@ class Fate(Enum):
     SERVED = "served"
     REFUSED = "refused"  # by the gateway, at the door or after it had waited
     LEFT = "left"  # its client had no patience
-    ABORTED = "aborted"  # the engine broke it off, or was not there
+    ABORTED = "aborted"  # the engine broke it off, or was not there, or the gateway took it back (`reason`)
     UNFINISHED = "unfinished"
 
 

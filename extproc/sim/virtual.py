@@ -34,6 +34,7 @@ from extproc.core.events import (
     EndpointAdded,
     EndpointRemoved,
     Event,
+    Evict,
     FirstToken,
     Refuse,
     Release,
@@ -240,6 +241,7 @@ class _World:
                 n=job.n,
                 timeout_s=job.timeout_s,
                 prefix=job.prefix,
+                first_byte_seen=self._first_tokens,
             )
         )
 
@@ -260,7 +262,14 @@ class _World:
         if record.endpoint is not None:
             self.endpoints[record.endpoint].engine.abort(record.id, self.now)
         self._over(record, Fate.LEFT)
-        self._tell(record, Usage(record.id, Source.TIME), End(record.id))
+        self._tell(record, Usage(record.id, Source.ABORT), End(record.id))
+
+    def _evict(self, record: Record) -> None:
+        if record.fate is not Fate.UNFINISHED or record.endpoint is None:
+            return
+        self.endpoints[record.endpoint].engine.abort(record.id, self.now)
+        self._over(record, Fate.ABORTED)
+        self._tell(record, Usage(record.id, Source.ERROR), End(record.id))
 
     def _over(self, record: Record, fate: Fate) -> None:
         record.fate, record.ended = fate, self.now
@@ -295,6 +304,10 @@ class _World:
                     record.reason, record.status = effect.reason.code, effect.reason.status
                     record.retry_after = effect.retry_after_s
                     self._over(record, Fate.REFUSED)
+                case Evict():
+                    record.reason, record.status = effect.reason.code, effect.reason.status
+                    record.retry_after = effect.retry_after_s
+                    self._at(self.now, self._evict, record)
                 case Settled():
                     if record.charged is not None:
                         raise RuntimeError(f"{effect.id} was settled twice")

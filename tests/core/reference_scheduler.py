@@ -1,8 +1,8 @@
 """The scheduler the slow way: flat lists, everything by scanning, nothing kept that can be counted. For tests.
 
 It covers what can be said in a few lines each: classes by rank, caps, standing of tenants by tags, `min_share`,
-promotion, limits and shedding, timeouts, endpoints, policies that change. Room is `fixed` - in flight. Left out, with
-tests of their own: trees, rates, windows that learn, gates, headroom, prefixes, charges while a request runs.
+promotion, limits and shedding, timeouts, preemption, endpoints, policies that change. Room is `fixed` - in flight. Left
+out, with tests of their own: trees, rates, windows that learn, gates, headroom, prefixes, charges while a request runs.
 
 Costs are what the request says: a `Job` brings its estimate.
 """
@@ -36,6 +36,11 @@ class Job:
     charged: float = 0.0
     settled: bool = False
     share_turn: int = 0
+    tells_first_byte: bool = False
+    begun: bool = False  # a byte or a token of its answer has been seen
+    guaranteed: bool = False
+    evicted: bool = False
+    released_as: int = 0
 
 
 @dataclass(eq=False)
@@ -86,6 +91,8 @@ class ReferenceScheduler:
         self.seq = self.releases = 0
         self.promoted_at = -math.inf
         self.share_v = 0.0
+        self.evict_at = -math.inf  # the soonest
+        self.in_vain: tuple[Job | None, float] = (None, 0.0)  # evicting does not help it, until then
         self.out: list[Effect] = []
 
     # -- counts -----------------------------------------------------------------------------------------
@@ -130,6 +137,7 @@ class ReferenceScheduler:
         self.dispatch()
         if self.expire():
             self.dispatch()
+        self.preempt()
         return self.out
 
     def tick(self) -> None:
@@ -165,11 +173,17 @@ class ReferenceScheduler:
                 self.drop_endpoints()
                 self.tidy(job.cls)
 
+    def begin(self, name: str) -> None:
+        for job in self.jobs:
+            job.begun = job.begun or (job.id == name and job.state == "inside")
+
     def usage(self, name: str, cost: Callable[[Job], float], source: str) -> None:
         for job in [j for j in self.jobs if j.id == name and j.state != "queued" and not j.settled]:
             self.settle(job, cost(job), source)
 
     def settle(self, job: Job, cost: float, source: str) -> None:
+        if job.evicted:
+            cost, source = 0.0, "error"
         more, cls = cost - job.charged, self.cls(job.cls)
         job.charged, job.settled = cost, True
         flow = cls.flows[job.tenant]
@@ -177,7 +191,7 @@ class ReferenceScheduler:
         flow.credit = max(0.0, flow.credit - max(0.0, more / flow.policy.weight))
         if any(c.policy.min_share > 0 for c in self.classes):
             self.share_v += more
-            if cls.policy.min_share > 0 and job.share_turn == cls.share_turn:
+            if cls.policy.min_share > 0 and job.share_turn == cls.share_turn and not job.evicted:
                 cls.share_tag += more / cls.policy.min_share
         self.close(job)
         self.tidy(job.cls)
@@ -352,40 +366,42 @@ class ReferenceScheduler:
 
     # -- dispatch ---------------------------------------------------------------------------------------
 
-    def turns(self) -> list[tuple[Class, ClassPolicy, Job, bool]]:
-        """(class, what its priority goes by, next request, whether it is promoted), in order."""
+    def turns(self) -> list[tuple[Class, ClassPolicy, Job, str]]:
+        """(class, what its priority goes by, next request, why out of turn), in order."""
         behind = [c for c in self.classes if c.policy.min_share > 0 and c.share_tag < self.share_v]
         behind.sort(key=lambda c: c.share_tag)
-        found = [(cls, cls.policy, self.next_of(cls), False) for cls in behind]
+        found = [(cls, cls.policy, self.next_of(cls), "behind") for cls in behind]
         rested = self.releases + 1 - self.promoted_at >= self.policy.promote_every
         for i, cls in enumerate(self.classes):
             below = self.classes[i + 1] if i + 1 < len(self.classes) else None
             if below is not None and below.policy.promote_after_s is not None and rested:
                 job = self.next_of(below)
                 if job is not None and self.now - job.arrival >= below.policy.promote_after_s:
-                    found.append((below, cls.policy, job, True))
-            found.append((cls, cls.policy, self.next_of(cls), False))
-        return [(c, p, job, up) for c, p, job, up in found if job is not None and not self.capped(c)]
+                    found.append((below, cls.policy, job, "promoted"))
+            found.append((cls, cls.policy, self.next_of(cls), ""))
+        return [(c, p, job, why) for c, p, job, why in found if job is not None and not self.capped(c)]
 
     def capped(self, cls: Class) -> bool:
         cap = cls.policy.max_in_flight
         return cap is not None and self.slots(cls) >= cap
 
-    def accepts(self, endpoint: Endpoint) -> bool:
+    def accepts(self, endpoint: Endpoint, gone: int = 0) -> bool:
+        """`gone`: of its slots that are taken to be free."""
         if endpoint.removed or endpoint.down:
             return False
         starting = not endpoint.read and not endpoint.attempted and self.now - endpoint.added_at < GRACE_S
-        return not starting and self.in_flight(endpoint) < max(1, self.policy.window.fixed)
+        return not starting and self.in_flight(endpoint) - gone < max(1, self.policy.window.fixed)
 
     def dispatch(self) -> None:
         while turns := self.turns():
-            cls, counts_as, job, promoted = turns[0]
+            cls, counts_as, job, why = turns[0]
             open_ones = [e for e in self.endpoints if self.accepts(e)]
             if not open_ones:
                 return
             endpoint = min(open_ones, key=lambda e: (self.in_flight(e), e.last_take))
             self.release(cls, counts_as, job, endpoint)
-            if promoted:
+            job.guaranteed = why != ""
+            if why == "promoted":
                 self.promoted_at = self.releases
 
     def release(self, cls: Class, counts_as: ClassPolicy, job: Job, endpoint: Endpoint) -> None:
@@ -398,7 +414,7 @@ class ReferenceScheduler:
         job.state, job.endpoint, job.charged = "inside", endpoint, job.cost
         flow.eligible = self.unheld(cls, job.tenant)
         self.releases += 1
-        endpoint.last_take = self.releases
+        endpoint.last_take = job.released_as = self.releases
         if any(c.policy.min_share > 0 for c in self.classes):
             self.share_v += job.cost
             if cls.policy.min_share > 0:
@@ -407,6 +423,56 @@ class ReferenceScheduler:
                 cls.share_tag += job.cost / cls.policy.min_share
                 job.share_turn = cls.share_turn
         self.out.append(("release", job.id, endpoint.name, priority))
+
+    # -- preemption -------------------------------------------------------------------------------------
+
+    def candidates(self) -> list[Job]:
+        """The latest release first."""
+        found = [
+            j
+            for j in self.jobs
+            if j.state == "inside" and self.cls(j.cls).policy.preemptible
+            if not (j.guaranteed or j.evicted or j.settled)
+            if self.policy.preempt_after_first_byte or (j.tells_first_byte and not j.begun)
+        ]
+        return sorted(found, key=lambda j: -j.released_as)
+
+    def preempt_at(self) -> float:
+        """When time alone makes somebody leave, or may."""
+        turns = self.turns()
+        if not turns or turns[0][0].policy.preempt_after_s is None or not self.candidates():
+            return math.inf
+        at = max(turns[0][2].arrival + turns[0][0].policy.preempt_after_s, self.evict_at)
+        return at if at > self.now else math.inf
+
+    def preempt(self) -> None:
+        turns = self.turns()
+        if not turns or self.now < self.evict_at or not self.candidates():
+            return
+        cls, _, job, _ = turns[0]
+        after = cls.policy.preempt_after_s
+        if after is None or self.now < job.arrival + after:
+            return
+        if self.in_vain[0] is job and self.now < self.in_vain[1]:
+            return
+        leaving = {e: sum(j.slots for j in self.jobs if j.evicted and j.endpoint is e and j.state == "inside")
+                   for e in self.endpoints}  # fmt: skip
+        if any(self.accepts(e, leaving[e]) for e in self.endpoints):
+            return
+        together: dict[Endpoint, list[Job]] = {e: [] for e in self.endpoints}
+        for victim in self.candidates():
+            endpoint = victim.endpoint
+            assert endpoint is not None
+            if self.cls(victim.cls).policy.rank <= cls.policy.rank or len(together[endpoint]) == 4:
+                continue
+            together[endpoint].append(victim)
+            if self.accepts(endpoint, leaving[endpoint] + sum(j.slots for j in together[endpoint])):
+                first = together[endpoint][0]
+                first.evicted = True
+                self.evict_at = self.now + 1.0 / self.policy.preempt_per_s
+                self.out.append(("evict", first.id))
+                return
+        self.in_vain = (job, self.now + 0.1)
 
     def drop_endpoints(self) -> None:
         self.endpoints = [e for e in self.endpoints if not e.removed or self.in_flight(e)]

@@ -21,6 +21,8 @@ def test_the_codes_that_clients_know() -> None:
         "rate_limit": 429,
         "shed": 429,
         "queue_timeout": 503,
+        "preempted": 503,
+        "draining": 503,
         "no_capacity": 503,
         "body_too_large": 413,
         "invalid_request_error": 400,

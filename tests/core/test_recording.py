@@ -19,6 +19,8 @@ from extproc.core.events import (
     Effect,
     End,
     Event,
+    Evict,
+    FirstByte,
     FirstToken,
     Reconfigure,
     Refuse,
@@ -57,9 +59,10 @@ maybe = st.none() | counts
 all_events = st.one_of(
     st.builds(
         Arrive, texts, texts, texts, numbers, counts, maybe, st.integers(0, 9), st.none() | numbers, maybe,
-        st.lists(counts, max_size=3).map(tuple),
+        st.lists(counts, max_size=3).map(tuple), st.booleans(),
     ),
     st.builds(End, texts),
+    st.builds(FirstByte, texts),
     st.builds(FirstToken, texts),
     st.builds(Usage, texts, st.sampled_from(Source), maybe, counts, maybe),
     st.builds(Unreachable, texts, st.booleans()),
@@ -76,6 +79,7 @@ all_events = st.one_of(
 all_effects = st.one_of(
     st.builds(Release, texts, texts, counts, texts, texts, numbers),
     st.builds(Refuse, texts, st.sampled_from(Reason), texts, counts, texts, texts, numbers),
+    st.builds(Evict, texts, st.sampled_from(Reason), texts, counts, texts, texts, numbers),
     st.builds(Settled, texts, texts, texts, st.sampled_from(Source), numbers, numbers),
 )
 
@@ -147,7 +151,7 @@ def a_life(policy: PoolPolicy, steps: int = 400) -> list[Applied]:
         if kind < 4:
             ids.append(f"r{step}")
             cls = rng.choice(["interactive", "batch"])
-            apply(Arrive(ids[-1], rng.choice("abc"), cls, case.now, rng.randrange(9000)))
+            apply(Arrive(ids[-1], rng.choice("abc"), cls, case.now, rng.randrange(9000), first_byte_seen=True))
         elif kind < 6:
             apply(End(rng.choice(ids)))
         elif kind == 6:
@@ -157,12 +161,14 @@ def a_life(policy: PoolPolicy, steps: int = 400) -> list[Applied]:
     return done
 
 
-POLICY = a_pool(*two_classes(min_share=0.1), max_queued=30, window=WindowPolicy(start=4.0))
+INTERACTIVE, BATCH = two_classes(min_share=0.1, preemptible=True)
+INTERACTIVE = dataclasses.replace(INTERACTIVE, preempt_after_s=1.0)
+POLICY = a_pool(INTERACTIVE, BATCH, max_queued=30, window=WindowPolicy(start=4.0))
 LIFE = a_life(POLICY)
 
 
 def test_the_life_has_every_kind_of_effect() -> None:
-    assert {type(effect) for _, _, effects in LIFE for effect in effects} == {Release, Refuse, Settled}
+    assert {type(effect) for _, _, effects in LIFE for effect in effects} == {Release, Refuse, Evict, Settled}
 
 
 def test_a_recording_played_gives_the_recorded_effects() -> None:

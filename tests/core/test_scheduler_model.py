@@ -27,6 +27,8 @@ from extproc.core.events import (
     EndpointAdded,
     EndpointRemoved,
     Event,
+    Evict,
+    FirstByte,
     FirstToken,
     Reconfigure,
     Refuse,
@@ -97,7 +99,17 @@ def policies(controller: Controller) -> list[PoolPolicy]:
         window=replace(window, outage=Outage.HOLD, overtake=0),
     )
     idle = replace(flat, classes=(replace(BATCH, rank=0, idle_only=True), replace(interactive, rank=5)), tenants={})
-    return [flat, tree, moody, idle]
+    pushing = replace(
+        flat,
+        classes=(
+            replace(interactive, preempt_after_s=1.0),
+            replace(default, preemptible=True, preempt_after_s=3.0),
+            replace(BATCH, preemptible=True, min_share=0.02),
+        ),
+        preempt_per_s=3.0,
+    )
+    ruthless = replace(pushing, preempt_per_s=100.0, preempt_after_first_byte=True, prefix_slack=2_000.0)
+    return [flat, tree, moody, idle, pushing, ruthless]
 
 
 BAD = [
@@ -126,6 +138,7 @@ class Known:
     body_bytes: int
     endpoint: str | None = None
     settled: bool = False
+    evicted: bool = False
     cost: float = 0.0  # once it is settled
 
 
@@ -144,6 +157,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.policies = [policy for controller in self.controllers for policy in policies(controller)]
         self.scheduler = Scheduler(self.policies[0])
         self.known: dict[str, Known] = {}
+        self.evicted_at = -math.inf
+        self.reconfigured = False  # since then, perhaps with another rate
         self.endpoints: set[str] = set()
         self.add_endpoint(E1)
         self.apply(Scraped(E1, a_sample(0, 0, self.now)))
@@ -167,8 +182,16 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert request.phase is Phase.WAITING
                 assert 1 <= effect.retry_after_s <= 750  # 600 s and a quarter
                 request.phase = Phase.REFUSED
+            case Evict():
+                assert request.phase is Phase.INSIDE
+                assert not request.evicted and not request.settled
+                assert 1 <= effect.retry_after_s <= 750
+                assert effect.inside_s >= 0
+                assert self.now >= self.evicted_at + 1.0 / self.scheduler.policy.preempt_per_s or self.reconfigured
+                request.evicted, self.evicted_at, self.reconfigured = True, self.now, False
             case Settled():
                 assert request.phase in (Phase.INSIDE, Phase.ENDED)
+                assert effect.cost == 0.0 or not request.evicted
                 assert not request.settled
                 assert math.isfinite(effect.cost) and effect.cost >= 0
                 request.settled, request.cost = True, effect.cost
@@ -188,6 +211,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         timeout=st.sampled_from([None, None, None, 0.0, 3.0, 1e9, -1.0]),
         ago=st.sampled_from([0.0, 0.0, 0.0, 2.0, 1e6, -50.0]),
         prefix=st.sampled_from([(), (1, 2), (1, 3)]),
+        tells=st.booleans(),
     )
     def arrive(
         self,
@@ -199,9 +223,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         timeout: float | None = None,
         ago: float = 0.0,
         prefix: tuple[int, ...] = (),
+        tells: bool = True,
     ) -> None:
         name = f"r{len(self.known)}"
-        event = Arrive(name, tenant, cls, self.now - ago, body_bytes, max_output, n, timeout, prefix=prefix)
+        event = Arrive(name, tenant, cls, self.now - ago, body_bytes, max_output, n, timeout, None, prefix, tells)
         if cls not in [c.name for c in self.scheduler.policy.classes]:
             self.changes_nothing(event, "is not one of")
             return
@@ -227,6 +252,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(index=st.integers(0, 99))
     def reconfigure(self, index: int) -> None:
+        self.reconfigured = True
         self.apply(Reconfigure(self.policies[index % len(self.policies)]))
 
     @rule(changes=st.sampled_from(BAD))
@@ -234,9 +260,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.changes_nothing(Reconfigure(replace(self.scheduler.policy, **changes)), ".")
 
     @precondition(lambda self: self.known)
-    @rule(index=st.integers(0, 999), any_phase=st.booleans())
-    def first_token(self, index: int, any_phase: bool) -> None:
-        self.apply(FirstToken(self.pick(index) if any_phase else self.pick(index, Phase.INSIDE)))
+    @rule(index=st.integers(0, 999), any_phase=st.booleans(), kind=st.sampled_from([FirstByte, FirstToken]))
+    def the_answer_begins(self, index: int, any_phase: bool, kind: type[FirstByte | FirstToken]) -> None:
+        self.apply(kind(self.pick(index) if any_phase else self.pick(index, Phase.INSIDE)))
 
     @precondition(lambda self: self.known)
     @rule(index=st.integers(0, 999), broke=st.booleans())

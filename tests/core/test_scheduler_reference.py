@@ -27,6 +27,8 @@ from extproc.core.events import (
     EndpointAdded,
     EndpointRemoved,
     Event,
+    Evict,
+    FirstByte,
     FirstToken,
     Reconfigure,
     Refuse,
@@ -64,6 +66,7 @@ LATER = replace(INTERACTIVE, rank=7, min_share=0.25)
 URGENT = replace(DEFAULT, order=Order.DEADLINE, max_queued=2)
 HASTY = replace(DEFAULT, queue_timeout_s=3.0, promote_after_s=None)
 STRICT = replace(INTERACTIVE, max_in_flight=1, overflow=Overflow.REJECT_NEWEST, max_queued=1)
+HURRIED = replace(INTERACTIVE, preempt_after_s=1.0)
 POLICIES = [
     BASE,
     policy(CAPPED, 2),
@@ -71,6 +74,16 @@ POLICIES = [
     policy(TENANTS, 1, LATER, URGENT),
     policy(CAPPED, 3, INTERACTIVE, HASTY, replace(BATCH, rank=1_000)),
     policy(TENANTS, 4, STRICT, max_queued=6),
+    policy(TENANTS, 3, HURRIED, replace(DEFAULT, preemptible=True), replace(BATCH, preemptible=True)),
+    policy(
+        TENANTS,
+        4,
+        replace(HURRIED, preempt_after_s=0.0, max_in_flight=3),
+        replace(DEFAULT, preemptible=True, preempt_after_s=4.0),
+        replace(BATCH, min_share=0.0, promote_after_s=None, preemptible=True),
+        preempt_per_s=2.0,
+        preempt_after_first_byte=True,
+    ),
 ]
 
 
@@ -82,6 +95,7 @@ class ReferenceMachine(RuleBasedStateMachine):
         self.scheduler.estimator.observe = lambda *_: None  # nothing is learnt: what is allowed stays what is expected
         self.reference = ReferenceScheduler(BASE)
         self.names: list[str] = []
+        self.told: list[Told] = []
         self.add_endpoint(E1)
         self.page(E1, "good")
 
@@ -89,6 +103,7 @@ class ReferenceMachine(RuleBasedStateMachine):
         """A tick after each: an event that makes no room is not always followed by a look for releases."""
         effects = self.scheduler.apply(event, self.now) + self.scheduler.apply(Tick(), self.now)
         expected = self.reference.run(lambda: getattr(self.reference, method)(*args, **named), self.now)
+        self.told += expected
         assert [told(effect) for effect in effects] == expected + self.reference.run(self.reference.tick, self.now)
         self.compare()
 
@@ -133,17 +148,27 @@ class ReferenceMachine(RuleBasedStateMachine):
         n=st.sampled_from([1, 1, 1, 2, 3]),
         timeout=st.sampled_from([None, None, None, 0.0, 3.0]),
         ago=st.sampled_from([0.0, 0.0, 0.0, 4.0, 100.0, -9.0]),
+        tells=st.sampled_from([True, True, False]),
     )
     def arrive(
-        self, tenant: str, cls: str, prompt: int, output: int, n: int, timeout: float | None, ago: float
+        self,
+        tenant: str,
+        cls: str,
+        prompt: int,
+        output: int,
+        n: int,
+        timeout: float | None,
+        ago: float,
+        tells: bool = True,
     ) -> None:
         known = [c.policy.name for c in self.scheduler.classes if not c.retired]
         cls = cls if cls in known else known[0]
         name = f"r{len(self.names)}"
         self.names.append(name)
         arrival = self.now - ago
-        job = Job(name, tenant, cls, arrival, prompt + 2.0 * output * n, n, 100, 1e9 if timeout is None else timeout)
-        event = Arrive(name, tenant, cls, arrival, 100, output, n, timeout, prompt_tokens=prompt)
+        patience = 1e9 if timeout is None else timeout
+        job = Job(name, tenant, cls, arrival, prompt + 2.0 * output * n, n, 100, patience, tells_first_byte=tells)
+        event = Arrive(name, tenant, cls, arrival, 100, output, n, timeout, prompt_tokens=prompt, first_byte_seen=tells)
         self.both(event, "arrive", job)
 
     def pick(self, index: int, *states: str) -> str:
@@ -155,9 +180,10 @@ class ReferenceMachine(RuleBasedStateMachine):
         name = self.pick(index, state)
         self.both(End(name), "end", name)
 
-    @rule(index=st.integers(0, 99))
-    def first_token(self, index: int) -> None:
-        self.both(FirstToken(self.pick(index, "inside")), "tick")
+    @rule(index=st.integers(0, 99), kind=st.sampled_from([FirstByte, FirstToken]))
+    def the_answer_begins(self, index: int, kind: type[FirstByte | FirstToken]) -> None:
+        name = self.pick(index, "inside")
+        self.both(kind(name), "begin", name)
 
     @rule(
         index=st.integers(0, 99),
@@ -206,7 +232,8 @@ class ReferenceMachine(RuleBasedStateMachine):
     @rule()
     def time_passes_to_the_next_deadline(self) -> None:
         due = self.scheduler.next_deadline()
-        assert due == min(j.deadline for j in self.reference.jobs if j.state != "inside")
+        deadlines = [j.deadline for j in self.reference.jobs if j.state != "inside"]
+        assert due == min([*deadlines, self.reference.preempt_at()])
         self.now = max(self.now, due)
         self.both(Tick(), "tick")
 
@@ -228,6 +255,8 @@ def told(effect: Effect) -> Told:
         return ("release", effect.id, effect.endpoint, effect.priority)
     if isinstance(effect, Refuse):
         return ("refuse", effect.id, effect.reason.code)
+    if isinstance(effect, Evict):
+        return ("evict", effect.id)
     return ("settled", effect.id, effect.cost, effect.source.value)
 
 
@@ -247,11 +276,13 @@ def test_a_long_walk_under_load(seed: int) -> None:
                 rng.choice([0.0, 0.0, 4.0]),
             )
             prompt, output = rng.choice([1, 10, 100, 5_000]), rng.choice([1, 50, 100])
-            pair.arrive(rng.choice("abcd"), rng.choice(CLASSES), prompt, output, n, timeout, ago)
+            pair.arrive(rng.choice("abcd"), rng.choice(CLASSES), prompt, output, n, timeout, ago, rng.random() < 0.8)
         elif kind < 0.66:
             pair.end(rng.randrange(99), rng.choice(["inside"] * 9 + ["queued"]))
         elif kind < 0.86:
             pair.usage(rng.randrange(99), rng.choice([0, 100, 4_000]), rng.randrange(1, 9), Source.USAGE)
+        elif kind < 0.88:
+            pair.the_answer_begins(rng.randrange(99), rng.choice([FirstByte, FirstToken]))
         elif kind < 0.97:
             pair.time_passes(rng.choice([0.1, 0.5, 2.0, 6.0]))
         elif kind < 0.98:
@@ -260,6 +291,7 @@ def test_a_long_walk_under_load(seed: int) -> None:
         else:
             pair.reconfigure(rng.randrange(len(POLICIES)))
     pair.teardown()
+    assert {kind for kind, *_ in pair.told} == {"release", "refuse", "evict", "settled"}
 
 
 TestReference = ReferenceMachine.TestCase

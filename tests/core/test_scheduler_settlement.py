@@ -77,6 +77,30 @@ def test_output_by_time_is_no_more_than_the_client_asked_for() -> None:
     assert effect.cost == pytest.approx(256 + 60.0)
 
 
+def test_a_client_that_left_pays_for_the_time_until_then() -> None:
+    """As with TIME: 256 tokens of prompt, 10 s / 0.05 s = 200 of output."""
+    case = with_a_pace()
+    case.arrive("r")
+    case.now += 10.0
+    case.end("r")
+    (effect,) = case.usage("r", None, None, source=Source.ABORT)
+    assert (effect.source, effect.cost) == (Source.ABORT, pytest.approx(256 + 400.0))
+    assert len(case.scheduler.estimator) == 0  # a part of an answer teaches nothing
+
+
+def test_our_own_count_is_as_good_as_the_engines() -> None:
+    case = with_a_pace()
+    case.arrive("r")
+    (effect,) = case.usage("r", 100, 50, source=Source.STREAM)
+    assert (effect.source, effect.cost) == (Source.STREAM, 200.0)
+    other = with_a_pace()
+    other.arrive("r")
+    other.usage("r", 100, 50)
+    assert case.scheduler.estimator.output_tokens("a", "interactive", 256.0, None, 1) == (
+        other.scheduler.estimator.output_tokens("a", "interactive", 256.0, None, 1)
+    )
+
+
 def test_a_usage_that_only_estimates_leaves_the_charge() -> None:
     case = with_a_pace()
     case.arrive("r")

@@ -35,6 +35,7 @@ burst of a hundred requests will preempt; nothing here stops it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from extproc.core.model import Request, Sample, WindowPolicy
@@ -120,7 +121,9 @@ class Adaptive(Window):
         if kv.limit == math.inf:
             return True
         slots = request.slots
-        estimate = max(1.0, request.output_tokens / slots)
+        estimate = request.output_tokens / slots
+        if estimate < 1.0:
+            estimate = 1.0
         if kv.fits(prompt, slots, estimate, now) or kv.is_beyond(prompt, slots):
             return True
         if kv.is_large(prompt, slots, estimate):
@@ -135,17 +138,19 @@ class Adaptive(Window):
         note = "the latency limit is below the engine's own step time" if self.latency.below_step else ""
         return Hold("latency", inside, limit, "requests", note)
 
-    def _hold(self, request: Request, now: float) -> Hold | None:
+    def _hold(self, request: Request, now: float, without: Sequence[Request]) -> Hold | None:
         prefill, kv = self.prefill, self.kv
         prompt = request.prompt_tokens
+        found = [self._inside_now.get(other) or self._beyond.get(other) for other in without]
+        gone = [inside for inside in found if inside is not None]
         if self.owed(now) not in (None, request):
             return self._turn(request, now)
-        if not prefill.has_room(prompt):
+        if not prefill.has_room(prompt, gone):
             return Hold("prefill", prefill.tokens + prompt, prefill.limit, "tokens")
         ceiling = kv.ceiling
         if ceiling is not None and not kv.is_beyond(prompt, request.slots):
             each = max(1.0, request.output_tokens / request.slots)
-            expected = kv.expected_with(prompt, request.slots, each, now)
+            expected = kv.expected_with(prompt, request.slots, each, now, gone)
             if expected > ceiling:
                 return Hold("kv", expected, ceiling, "tokens")
         return None
@@ -175,11 +180,12 @@ class Adaptive(Window):
         self._mean_prompt += _RECENT * (prompt - self._mean_prompt)
         self._mean_output += _RECENT * (output - self._mean_output)
         each = Inside(slots, prompt, output, now)
-        if self.kv.is_beyond(prompt, slots):
+        kv = self.kv
+        if kv.is_beyond(prompt, slots):
             self._beyond[request] = each
         else:
             self._inside_now[request] = each
-            self.kv.enter(each)
+            kv.enter(each)
         self.prefill.enter(each, now)
         if request is self._due.request:
             self._due.gone()

@@ -44,7 +44,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from extproc.core.model import Gates, Outage, Request, Sample, WindowPolicy
 from extproc.core.windows.change import Change, change, cleaned
@@ -147,6 +147,8 @@ class Window:
 
     def limit(self, q: float, now: float) -> float:
         """Slots that may be taken, ours and foreign ones together, for a class with standing queue `q`."""
+        if now <= self._fresh_until and not self.removed:  # as below: this runs for each release
+            return self._limits.get(q) or self._limit_anew(q)
         stance = self.stance(now)
         return self._limit_in(q, stance) if self._usable(stance) else 0.0
 
@@ -203,24 +205,27 @@ class Window:
             return None
         return closed_gate(gates, last, self._page_tpot, self._page_ttft)
 
-    def why_not(self, request: Request, q: float, now: float) -> Hold | None:
-        """Which part holds `request` back; None: it may go. Says what `accepts` does, at leisure."""
+    def why_not(self, request: Request, q: float, now: float, without: Sequence[Request] = ()) -> Hold | None:
+        """Which part holds `request` back; None: it may go. Says what `accepts` does, at leisure and without a trace.
+        `without`: requests inside that are taken to be gone."""
         stance = self.stance(now)
         if not self._usable(stance):
             age = 0.0 if self._read_at is None else now - self._read_at
             return Hold("stance", age, 0.0, "s", "removed" if self.removed else stance.value)
-        limit, inside, slots = self._limit_in(q, stance), self._inside(stance), request.slots
-        if self.in_flight == 0:
+        gone = sum(other.slots for other in without)
+        own, limit, slots = self.in_flight - gone, self._limit_in(q, stance), request.slots
+        inside = self._inside(stance) - gone
+        if own == 0:
             if self.owed(now) not in (None, request):
-                return self._hold(request, now)
+                return self._hold(request, now, without)
             if inside < limit or self._may_probe(now):
                 return None
             return Hold("foreign", inside, limit, "requests")
         if inside + slots > limit and not (slots > 1 and inside < limit and inside < self.capacity):
-            if inside > self.in_flight and self.in_flight + slots <= limit:
+            if inside > own and own + slots <= limit:
                 return Hold("foreign", inside, limit, "requests")
             return self._full(inside, q, stance)
-        return self._hold(request, now)
+        return self._hold(request, now, without)
 
     def _may_probe(self, now: float) -> bool:
         return now - max(self._history.changed_at, self._added_at) > PROBE_S
@@ -415,7 +420,7 @@ class Window:
     def _asked(self, request: Request, now: float) -> None:
         """`request` was refused, since there are no slots for it."""
 
-    def _hold(self, request: Request, now: float) -> Hold | None:  # noqa: ARG002 - for subclasses
+    def _hold(self, request: Request, now: float, without: Sequence[Request]) -> Hold | None:  # noqa: ARG002 - for subclasses
         """As `_fits`, with what holds it."""
         return None
 

@@ -47,7 +47,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from extproc.core.model import Request
 from extproc.core.windows.inside import Inside, TokenClock
@@ -226,8 +226,11 @@ class KvAccount:
         """The most tokens that the cache is expected to hold at any point ahead, foreign ones included."""
         return self.calibration * max(self._work_out(now))
 
-    def expected_with(self, prompt: float, slots: int, estimate: float, now: float) -> float:
-        return self.calibration * self._peak_with(self._work_out(now), prompt, slots, estimate)
+    def expected_with(
+        self, prompt: float, slots: int, estimate: float, now: float, without: Sequence[Inside] = ()
+    ) -> float:
+        """As `expected`, with one request more, and without some."""
+        return self.calibration * self._peak_with(self._work_out(now, without), prompt, slots, estimate)
 
     @property
     def ceiling(self) -> float | None:
@@ -252,10 +255,12 @@ class KvAccount:
         """By the clock at `tokens`."""
         return min(max(0.0, tokens - each.start), MOST_PROGRESS * each.estimate) if each.answered else 0.0
 
-    def _work_out(self, now: float) -> list[float]:
+    def _work_out(self, now: float, without: Sequence[Inside] = ()) -> list[float]:
         tokens = self._clock.at(now)
         cells: dict[int, list[float]] = {}
         for each in self._inside.values():
+            if without and each in without:
+                continue
             estimate, slots = each.estimate, each.slots
             progress = self._progress(each, tokens)
             if each.bucket < 0:

@@ -42,6 +42,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from enum import Enum
 
 from extproc.core.windows.change import Change
@@ -110,9 +111,10 @@ class Prefill:
         self._forecast(now)
         return not self.has_room(prompt)
 
-    def has_room(self, prompt: float) -> bool:
-        """As `holds` begins, without a trace."""
-        return self.requests == 0 or self.tokens + prompt <= self.limit
+    def has_room(self, prompt: float, without: Sequence[Inside] = ()) -> bool:
+        """As `holds` begins, without a trace. `without`: requests inside that are taken to be gone."""
+        gone = [each.prompt for each in without if not each.answered]
+        return self.requests == len(gone) or self.tokens - sum(gone) + prompt <= self.limit
 
     def first_token(self, each: Inside, now: float) -> None:
         if self._only is None or self._only is Answers.FIRST_TOKEN:
