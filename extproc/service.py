@@ -16,10 +16,12 @@ from extproc.core.model import PoolPolicy, Sample
 from extproc.core.view import FlowView, PoolView, flows, view
 from extproc.edge import server as edge_server
 from extproc.edge.access_log import AccessLog
-from extproc.edge.driver import PoolDriver
+from extproc.edge.driver import Interrupted, PoolDriver
 from extproc.edge.gate import Gate
+from extproc.edge.key_file import KeyFileError, Keys
 from extproc.edge.server import PortInUseError
 from extproc.edge.stream import ExternalProcessor
+from extproc.edge.tracking import Tracking
 from extproc.engines.dialect import DIALECTS, Dialect
 from extproc.engines.scraper import FailureKind, ScrapeFailure, Scraper
 from extproc.telemetry import recording
@@ -27,6 +29,8 @@ from extproc.telemetry.http import HttpPort
 from extproc.telemetry.metrics import Metrics, ScrapeStats
 
 log = structlog.get_logger()
+
+_LETTING_GO_S = 0.5
 
 
 class StartError(Exception):
@@ -51,13 +55,19 @@ class Service:
             policy = self.config.pool_policy(pool)
             tape = self._tape(pool.name, policy)
             self._drivers[pool.name] = PoolDriver(policy, list(pool.endpoints), loop, self.metrics, tape)
-        gate = Gate(self.config, self._drivers, self.metrics)
-        processor = ExternalProcessor(gate, self.metrics)
+        try:
+            keys = Keys(self.config)
+        except KeyFileError as error:
+            raise StartError(str(error)) from error
+        gate = Gate(self.config, self._drivers, self.metrics, keys)
+        tracking = Tracking(gate, self.metrics)
+        processor = ExternalProcessor(gate, tracking, self.metrics)
         http = HttpPort(self.metrics.registry, lambda: self._ready, self.pools, self.flows)
-        self.metrics.watch(self.pools, self.scrape_stats)
+        self.metrics.watch(self.pools, self.scrape_stats, lambda: processor.open)
         listen = self.config.listen
         try:
-            edge = edge_server.build(listen.ext_proc, processor, AccessLog(gate, self.metrics))
+            access_log = AccessLog(gate, tracking, self.metrics)
+            edge = edge_server.build(listen.ext_proc, processor, access_log, self.config.requests.max_body)
             admin, admin_health = admin_server.build()
             edge_server.bind(admin, listen.admin, "admin")
         except PortInUseError as error:
@@ -73,6 +83,8 @@ class Service:
         await admin_health.set("", edge_server.SERVING)
         for pool in self.config.pools:
             self._scrape(pool)
+        watching = keys.watch(on_broken=lambda: self.metrics.fault("key_file"))
+        self._tasks.append(asyncio.create_task(watching, name="key files"))
         self._ready = True
         log.info("serving", version=__version__, **listen.model_dump())
         await stop.wait()
@@ -83,25 +95,34 @@ class Service:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        tracking.close()
         for driver in self._drivers.values():
             driver.close()
         log.info("stopped")
 
     async def _drain(self, edge: edge_server.EdgeServer, processor: ExternalProcessor, hurry: asyncio.Event) -> None:
-        """Health first, so that Envoy looks elsewhere; then no new streams; then the held ones go, unanswered,
-        to another replica or to the next process here; answers under way may finish within the grace."""
+        """Health first, so that Envoy looks elsewhere; then no new streams; then the held ones go, by `shutdown.held`:
+        unanswered, to another replica or to the next process here; or with 503; or in their turn. Answers under way may
+        finish within the grace."""
         self._ready = False
+        settings = self.config.shutdown
         inside = sum(pool.in_flight for pool in self.pools())
         held = sum(pool.queued for pool in self.pools())
-        log.info("draining", held=held, in_flight=inside, grace_s=self.config.shutdown.grace)
+        log.info("draining", held=held, in_flight=inside, grace_s=settings.grace, held_requests=settings.held)
         await edge.set_serving(False)
-        stopping = asyncio.ensure_future(edge.server.stop(self.config.shutdown.grace))
+        # What is still held when the grace is over needs a moment to be let go.
+        stopping = asyncio.ensure_future(edge.server.stop(settings.grace + _LETTING_GO_S))
         await asyncio.sleep(0)  # lets the server refuse what comes from now on, before the held ones are let go
-        processor.hand_over()
+        if settings.held != "finish":
+            processor.let_go(Interrupted.HANDED_OVER if settings.held == "hand_over" else Interrupted.DRAINING)
         hurrying = asyncio.ensure_future(hurry.wait())
         # Access-log streams stay open as long as Envoy runs: the end of all requests is what counts.
         emptied = asyncio.ensure_future(self._emptied())
-        await asyncio.wait((stopping, hurrying, emptied), return_when=asyncio.FIRST_COMPLETED)
+        ends = (stopping, hurrying, emptied)
+        await asyncio.wait(ends, timeout=settings.grace, return_when=asyncio.FIRST_COMPLETED)
+        if not any(end.done() for end in ends):
+            processor.let_go(Interrupted.HANDED_OVER)
+            await asyncio.wait(ends, timeout=_LETTING_GO_S, return_when=asyncio.FIRST_COMPLETED)
         hurrying.cancel()
         emptied.cancel()
         await edge.server.stop(None)

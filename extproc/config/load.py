@@ -29,7 +29,8 @@ def parse(text: str, name: str = "configuration") -> Config:
     """Validate the text of a file. Raises ConfigError."""
     try:
         data = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader that refuses duplicate keys
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: 2026-99-99 has the form of a date
+    # ValueError: 2026-99-99 has the form of a date; the others: a tag such as !!int before what is none
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:
         raise ConfigError(f"{name}: is not YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
         raise ConfigError(f"{name}: is nested too deeply") from error

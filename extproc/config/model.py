@@ -3,15 +3,16 @@ the root of the project for all of them with comments."""
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
+from extproc.config.identity import Identity
 from extproc.config.recording import Recording
-from extproc.config.scheduling import ALL, NAME, Bytestring, Class, Pool, Tenant, check_tree
+from extproc.config.requests import Requests
+from extproc.config.scheduling import ALL, NAME, Class, Pool, Tenant, check_tree
 from extproc.config.section import Section
-from extproc.config.units import Bytes, HostPort, Seconds
+from extproc.config.units import HostPort, Seconds
 from extproc.core.model import PoolPolicy
 
 
@@ -30,67 +31,11 @@ class Listen(Section):
         return self
 
 
-class ClaimSource(Section):
-    """A value that a filter of Envoy wrote into dynamic metadata. Clients cannot write there."""
-
-    namespace: Bytestring = "envoy.filters.http.jwt_authn"
-    path: Annotated[list[Bytestring], Field(min_length=1, max_length=8)]
-
-
-class ApiKeySource(Section):
-    """A bearer token, looked up by its SHA-256. The key itself is never stored, logged or passed on."""
-
-    header: Bytestring = "authorization"
-    sha256: Annotated[dict[str, Bytestring], Field(min_length=1)]  # hex digest -> name
-
-    @field_validator("sha256")
-    @classmethod
-    def _digests(cls, value: dict[str, str]) -> dict[str, str]:
-        for digest in value:
-            if not re.fullmatch(r"[0-9a-f]{64}", digest):
-                raise ValueError(
-                    f"{digest[:8]!r}... is no SHA-256 in lower-case hex; make it with: printf %s KEY | sha256sum"
-                )
-        return value
-
-
-class Source(Section):
-    """Where a name comes from: exactly one of these."""
-
-    metadata: ClaimSource | None = None
-    api_key: ApiKeySource | None = None
-    header: Bytestring | None = None  # trusted: your Envoy must set it or strip it
-
-    @model_validator(mode="after")
-    def _one(self) -> Source:
-        given = [name for name in ("metadata", "api_key", "header") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(f"a source is one of metadata, api_key or header, not {given or 'nothing'}")
-        if self.header is not None and self.header.lower().startswith(("x-fairlane-", "x-vllm-", ":")):
-            raise ValueError(f"{self.header!r} cannot be a source: Fairlane writes it, or Envoy strips it")
-        return self
-
-
-class Identity(Section):
-    """Sources in order of trust; the first that gives a value wins."""
-
-    tenant: list[Source] = Field(default_factory=lambda: [Source(header="x-tenant")])
-    request_class: list[Source] = Field(default_factory=lambda: [Source(header="x-class")], alias="class")
-    anonymous: Bytestring = "anonymous"  # the tenant of requests without any
-    separator: Annotated[str, Field(min_length=1, max_length=8)] | None = None  # parts names into levels
-
-
-class Requests(Section):
-    """What becomes of requests that cannot be read or placed. `pass`: they are forwarded as they came;
-    those that might run on an engine all the same wait their turn like any other."""
-
-    malformed: Literal["pass", "reject"] = "pass"
-    unknown_model: Literal["pass", "reject"] = "pass"
-    max_body: Bytes = 32 * 1024**2
-
-
 class Shutdown(Section):
     grace: Seconds = 30.0  # for answers under way
+    # What becomes of held requests: they go to another replica at once, unanswered; or they keep their turn here until
+    # the grace is over, and then go; or they are refused.
+    held: Literal["hand_over", "finish", "refuse"] = "hand_over"
 
 
 class Config(Section):
@@ -129,6 +74,8 @@ class Config(Section):
                 raise ValueError(
                     f"tenants: {tenant}: its default_class {policy.default_class!r} is not among its classes"
                 )
+        for place, name in self.identity.named_classes():
+            self._known_class(place, name)
         check_tree(self.tenants, self.identity.separator)
         names = [pool.name for pool in self.pools]
         for name in names:

@@ -7,8 +7,10 @@ nothing else: when nothing waits, nothing wakes up.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
+from enum import Enum
 
 import structlog
 
@@ -18,6 +20,9 @@ from extproc.core.events import (
     End,
     EndpointAdded,
     Event,
+    Evict,
+    FirstByte,
+    FirstToken,
     Reconfigure,
     Refuse,
     Release,
@@ -28,12 +33,22 @@ from extproc.core.events import (
     Usage,
 )
 from extproc.core.model import PoolPolicy, Sample, State
+from extproc.core.reasons import Reason
 from extproc.core.scheduler import Scheduler
 from extproc.edge.recorder import Recorder, Tape
 
 log = structlog.get_logger()
 
-Verdict = Release | Refuse
+
+class Interrupted(Enum):
+    """Why a held request gets no verdict."""
+
+    LEFT = "left"  # the client has left, or Envoy has answered it: nothing is owed
+    HANDED_OVER = "handed_over"  # this process lets go of it, for another to take
+    DRAINING = "draining"  # this process stops, and no other can take it
+
+
+Outcome = Release | Refuse | Interrupted
 
 _FAULT_PAUSE_S = 1.0  # after a tick that failed: what it was to do may be due still, and fail again
 
@@ -59,7 +74,10 @@ class PoolDriver:
         self._tape = tape
         self._loop = loop
         self._recorder = recorder
-        self._waiters: dict[str, asyncio.Future[Verdict]] = {}
+        self._waiters: dict[str, asyncio.Future[Outcome]] = {}
+        self.verbose = log.is_enabled_for(logging.DEBUG)  # to ask for each request costs more than most of its steps
+        self.evicts = _evicts(policy)  # whether anything of this pool may be evicted
+        self._evict: dict[str, Callable[[Evict], object]] = {}  # how to tell a request inside that it must leave
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
         self._changed = asyncio.Event()  # set at the end of each stream
@@ -87,13 +105,13 @@ class PoolDriver:
             self._changed.clear()
             await self._changed.wait()
 
-    def arrive(self, event: Arrive) -> asyncio.Future[Verdict]:
+    def arrive(self, event: Arrive) -> asyncio.Future[Outcome]:
         """The future is done at once when the request may go at once, or is refused. It raises
         VerdictLostError after a fault."""
         if not self.busy:
             for call in self._on_busy:
                 call()
-        waiter: asyncio.Future[Verdict] = self._loop.create_future()
+        waiter: asyncio.Future[Outcome] = self._loop.create_future()
         self._waiters[event.id] = waiter
         try:
             self._apply(event)
@@ -104,16 +122,35 @@ class PoolDriver:
             raise
         return waiter
 
-    def end(self, request_id: str, *, handed_over: bool = False) -> None:
-        """The request's stream is over; `handed_over`: by our own doing. Never raises: it is called from clean-up."""
+    def end(self, request_id: str, how: Interrupted = Interrupted.LEFT) -> None:
+        """The request's stream is over; `how`: where it was held to the end. Never raises: it is called from
+        clean-up."""
         waiter = self._waiters.pop(request_id, None)
         if waiter is not None:
             waiter.cancel()
+        self._evict.pop(request_id, None)
         request = self.scheduler.requests.get(request_id)
         if request is not None and request.state is State.QUEUED:
-            (self._recorder.handed_over if handed_over else self._recorder.cancelled)(self.name)
+            match how:
+                case Interrupted.LEFT:
+                    self._recorder.cancelled(self.name)
+                case Interrupted.HANDED_OVER:
+                    self._recorder.handed_over(self.name)
+                case Interrupted.DRAINING:
+                    self._recorder.refused(Reason.DRAINING.code)
         self._apply_safely(End(request_id))
         self._changed.set()
+
+    def on_evict(self, request_id: str, call: Callable[[Evict], object]) -> None:
+        """`call` when the request, which is inside, must leave. Until its `end`."""
+        self._evict[request_id] = call
+
+    def first_byte(self, request_id: str) -> None:
+        """The first byte of the answer is on its way to the client."""
+        self._apply_safely(FirstByte(request_id))
+
+    def first_token(self, request_id: str) -> None:
+        self._apply_safely(FirstToken(request_id))
 
     def usage(self, event: Usage) -> None:
         self._apply_safely(event)
@@ -131,6 +168,8 @@ class PoolDriver:
         """The pool goes on by another policy, with all that waits and runs. Raises ValueError, and changes nothing,
         where that cannot be."""
         self._apply(Reconfigure(policy))
+        self.verbose = log.is_enabled_for(logging.DEBUG)  # to ask for each request costs more than most of its steps
+        self.evicts = _evicts(policy)
 
     def close(self) -> None:
         if self._timer is not None:
@@ -162,12 +201,16 @@ class PoolDriver:
     def _apply(self, event: Event) -> None:
         effects = self._taped(event) if self._tape is not None else self.scheduler.apply(event, self.now())
         for effect in effects:
-            if isinstance(effect, Release):
+            if self.verbose and isinstance(effect, Release):
                 log.debug("released", ticket=effect.id, tenant=effect.tenant, endpoint=effect.endpoint)
             if isinstance(effect, Release | Refuse):
                 waiter = self._waiters.pop(effect.id, None)
                 if waiter is not None and not waiter.done():
                     waiter.set_result(effect)
+            elif isinstance(effect, Evict):
+                call = self._evict.pop(effect.id, None)
+                if call is not None:
+                    call(effect)
         if effects:
             self._recorder.effects(self.name, effects)
         self._arm()
@@ -197,3 +240,7 @@ class PoolDriver:
     def _fire(self) -> None:
         self._timer, self._timer_at = None, float("inf")
         self._arm(0.0 if self._apply_safely(Tick()) else _FAULT_PAUSE_S)
+
+
+def _evicts(policy: PoolPolicy) -> bool:
+    return any(cls.preemptible for cls in policy.classes)

@@ -1,51 +1,125 @@
-"""What is known of a request at its header message: headers, facts that Envoy's own filters took out
-of the body, size and time. Everything that comes from a client is checked for type and range here."""
+"""What is known of a request: headers, what Envoy's own filters took out of the body, size and time; and what is in
+the body, where it comes here. Everything that a client writes is checked for type and range here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from google.protobuf.struct_pb2 import Struct
+from google.protobuf.struct_pb2 import Struct, Value
 
 from extproc.core.model import MAX_SLOTS, MAX_TOKENS
-from extproc.edge.wire import Scalar, headers_of, scalar
+from extproc.edge.body_facts import read as read_body
+from extproc.edge.wire import Scalar, headers_of, scalars
 from extproc.pb.wire.v1 import ext_proc_pb2
 
-FACTS = "fairlane.request"  # metadata namespace that json_to_metadata writes
+FACTS = "fairlane.request"  # metadata namespace that json_to_metadata and the Lua filter write
 ATTRIBUTES = "envoy.filters.http.ext_proc"  # under this key, also for filters of another name
 
-_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")  # the first given one counts
+# The first given one counts: chat, completions, responses, TGI.
+_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_tokens")
+_BYTES_PER_TOKEN = 4.0
+_TOKENS_PER_IMAGE = 576.0  # of a 336 x 336 picture in patches of 14 x 14; usage puts it right
+_BYTES_PER_AUDIO_TOKEN = 400.0  # 50 tokens a second, of 16 to 32 KB
+_MOST_PREFIXES = 8
+_NOTHING: dict[str, Scalar] = {}
+_NO_ATTRIBUTES: Mapping[str, Value] = {}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Facts:
+    """Not to be changed once made; frozen dataclasses cost a microsecond more for each field group."""
+
     headers: Mapping[str, str]
     metadata: Mapping[str, Struct]  # of the forwarded namespaces
+    attributes: Mapping[str, Value]  # that the filter asks for
+    method: str
+    path: str  # without the query
+    request_id: str  # Envoy's; a client may have chosen it. Empty: Envoy did not say
+    known: bool  # the facts of the body came with the headers, or the body has been read
     model: str | None
     malformed: str | None  # why the body cannot be read or names no model; None: it does
+    stream: bool
     max_output: int | None  # tokens
-    n: int
+    n: int  # sequences that the engine runs for it
+    usage_asked: bool  # the client has said whether a stream is to carry its token count
     body_bytes: int
+    prompt_tokens: int | None  # where more is known than the body's size
+    prefix: tuple[int, ...]  # chained hashes of the prompt's beginnings, shortest first
     arrival: float | None  # seconds since the epoch, by Envoy's clock; None: Envoy did not say
 
+    @property
+    def compressed(self) -> bool:
+        return self.headers.get("content-encoding", "identity") not in ("", "identity")
 
-def read(message: ext_proc_pb2.ProcessingRequest) -> Facts:
-    """Facts of a `request_headers` message. Never raises for what a client can send."""
+
+# Headers that this module and its callers look at, whatever the configuration.
+HEADERS = frozenset({":method", ":path", "content-type", "content-encoding"})
+
+
+def read(message: ext_proc_pb2.ProcessingRequest, wanted: Container[str] | None = None) -> Facts:
+    """Facts of a `request_headers` message. Never raises for what a client can send. `wanted`: names of the headers to
+    take, `HEADERS` among them; None: all."""
     metadata = message.metadata_context.filter_metadata
-    facts = metadata[FACTS].fields if FACTS in metadata else {}
-    attributes = message.attributes[ATTRIBUTES].fields if ATTRIBUTES in message.attributes else {}
-    model = scalar(facts, "model")
+    facts = scalars(metadata[FACTS]) if FACTS in metadata else _NOTHING
+    raw_attributes = message.attributes[ATTRIBUTES].fields if ATTRIBUTES in message.attributes else _NO_ATTRIBUTES
+    size, at, request_id = (_attribute(raw_attributes, name) for name in ("request.size", "request.time", "request.id"))
+    headers = headers_of(message.request_headers, wanted)
+    model, text_bytes = facts.get("model"), facts.get("text_bytes")
+    max_output = None
+    for name in _LIMITS:
+        if name in facts and (max_output := _count(facts[name], MAX_TOKENS)) is not None:
+            break
     return Facts(
-        headers=headers_of(message.request_headers),
+        headers=headers,
         metadata=metadata,
+        attributes=raw_attributes,
+        method=headers.get(":method", ""),
+        path=headers.get(":path", "").partition("?")[0],
+        request_id=request_id if isinstance(request_id, str) else "",
+        known=bool(facts) and "error" not in facts,
         model=model if isinstance(model, str) and model else None,
-        malformed=_malformed(scalar(facts, "error"), model),
-        max_output=next((n for n in (_count(scalar(facts, k), MAX_TOKENS) for k in _LIMITS) if n is not None), None),
-        n=_count(scalar(facts, "n"), MAX_SLOTS) or 1,
-        body_bytes=_count(scalar(attributes, "request.size"), 2**48) or 0,
-        arrival=_time(scalar(attributes, "request.time")),
+        malformed=_malformed(facts.get("error"), model),
+        stream=facts.get("stream") is True,
+        max_output=max_output,
+        n=_sequences(facts.get("n"), facts.get("prompts")),
+        usage_asked="include_usage" in facts,
+        body_bytes=_count(size, 2**48) or 0,
+        prompt_tokens=None if text_bytes is None else _prompt_tokens(text_bytes, facts.get("images")),
+        prefix=_prefix(facts["prefix"]) if "prefix" in facts else (),
+        arrival=_time(at),
+    )
+
+
+def _attribute(attributes: Mapping[str, Value], name: str) -> Scalar:
+    if name not in attributes:
+        return None
+    value = attributes[name]
+    return value.string_value or (value.number_value if value.HasField("number_value") else None)
+
+
+def with_body(facts: Facts, body: bytes) -> Facts:
+    """The same request, its body having been read."""
+    headers = facts.headers
+    found = read_body(headers.get("content-type", ""), headers.get("content-encoding", ""), body)
+    model = _scalar(found.model)
+    return replace(
+        facts,
+        known=True,
+        model=model if isinstance(model, str) and model else None,
+        malformed=found.malformed or _malformed(None, model),
+        stream=found.stream,
+        max_output=_count(_scalar(found.max_output), MAX_TOKENS),
+        n=_sequences(_scalar(found.n), float(found.prompts)),
+        usage_asked=found.stream_options_given,
+        body_bytes=len(body),
+        prompt_tokens=_prompt_tokens(
+            found.text_bytes + found.file_bytes * _BYTES_PER_TOKEN / _BYTES_PER_AUDIO_TOKEN, float(found.images)
+        )
+        if found.text_bytes or found.file_bytes
+        else None,
+        prefix=found.prefix,
     )
 
 
@@ -57,6 +131,39 @@ def _malformed(error: Scalar, model: Scalar) -> str | None:
     if not isinstance(model, str):
         return "`model` is not a string"
     return None if model else "`model` is empty"
+
+
+def _scalar(value: object) -> Scalar:
+    """A member of a parsed body, as Envoy's filter would give it."""
+    if isinstance(value, bool | str):
+        return value
+    if isinstance(value, int | float):
+        try:
+            return float(value)
+        except OverflowError:
+            return float("inf") if value > 0 else float("-inf")
+    return None
+
+
+def _sequences(n: Scalar, prompts: Scalar) -> int:
+    """Each choice of each prompt runs by itself."""
+    return min((_count(n, MAX_SLOTS) or 1) * (_count(prompts, MAX_SLOTS) or 1), MAX_SLOTS)
+
+
+def _prompt_tokens(text_bytes: Scalar, images: Scalar) -> int | None:
+    if isinstance(text_bytes, bool) or not isinstance(text_bytes, float) or not text_bytes >= 0:
+        return None
+    pictures = images if isinstance(images, float) and images > 0 else 0.0
+    return int(min(max(1.0, text_bytes / _BYTES_PER_TOKEN + pictures * _TOKENS_PER_IMAGE), float(MAX_TOKENS)))
+
+
+def _prefix(value: Scalar) -> tuple[int, ...]:
+    if not isinstance(value, str) or not value:
+        return ()
+    try:
+        return tuple(int(each, 16) for each in value.split(",")[:_MOST_PREFIXES])
+    except ValueError:
+        return ()
 
 
 def _count(value: Scalar, most: int) -> int | None:

@@ -8,13 +8,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from extproc.config.model import Config
+from extproc.config.requests import QueuedPaths
+from extproc.config.scheduling import Pool
 from extproc.core.events import Arrive
 from extproc.core.reasons import Reason
+from extproc.edge import facts as facts_of
 from extproc.edge.arrival import ArrivalClocks
-from extproc.edge.driver import PoolDriver
+from extproc.edge.driver import Interrupted, PoolDriver
 from extproc.edge.facts import Facts
-from extproc.edge.identity import identify
+from extproc.edge.identity import Identifier
+from extproc.edge.key_file import Keys
 from extproc.edge.recorder import Recorder
+from extproc.edge.request_ids import RequestIds
+
+# The others carry their token count unasked.
+_ASKED_FOR_USAGE = ("/chat/completions", "/v1/completions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +30,10 @@ class Queue:
     """It takes its turn in a pool."""
 
     driver: PoolDriver
+    pool: Pool
     event: Arrive
+    usage_injected: bool = False  # its stream is made to carry a token count that its client has not asked for
+    request_id: str = ""  # Envoy's
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,30 +55,43 @@ class Deny:
 class Gate:
     """Decides for each request. `ticket`s name a request in Envoy's access log: process, pool, number."""
 
-    def __init__(self, config: Config, drivers: Mapping[str, PoolDriver], recorder: Recorder) -> None:
+    def __init__(
+        self, config: Config, drivers: Mapping[str, PoolDriver], recorder: Recorder, keys: Keys | None = None
+    ) -> None:
+        """`keys`: the files of keys that the configuration names; None: read them. Raises KeyFileError."""
         self.config = config
         self.drivers = drivers
         self._recorder = recorder
         self._process = secrets.token_hex(4)
         self._count = 0
         self._arrivals = ArrivalClocks()
+        self._identifier = Identifier(config, keys or Keys(config))
+        self._pools = {model: pool for pool in config.pools for model in pool.models}
+        self.headers = facts_of.HEADERS | config.identity.headers  # that are looked at
+        self._queued = QueuedPaths(config.requests.queued)
+        self.request_ids = RequestIds()
 
-    def decide(self, facts: Facts, peer: str) -> Queue | Pass | Deny:
-        """`peer`: the Envoy that asks, as gRPC names the other end of its connection."""
+    def queues(self, facts: Facts) -> bool:
+        """Whether it is one of the requests that wait their turn."""
+        return facts.method == "POST" and facts.path in self._queued
+
+    def too_large(self, what: str) -> Deny:
+        return Deny(Reason.BODY_TOO_LARGE, f"{what}, and may have {self.config.requests.max_body} (requests.max_body)")
+
+    def decide(self, facts: Facts, peer: str, first_byte_seen: bool = False) -> Queue | Pass | Deny:
+        """`peer`: the Envoy that asks, as gRPC names the other end of its connection. `first_byte_seen`: the start of
+        the answer will come by here."""
         rules = self.config.requests
         if facts.body_bytes > rules.max_body:
-            return Deny(
-                Reason.BODY_TOO_LARGE,
-                f"the body has {facts.body_bytes} bytes, and may have {rules.max_body} (requests.max_body)",
-            )
+            return self.too_large(f"the body has {facts.body_bytes} bytes")
         if facts.malformed is not None and rules.malformed == "reject":
             return Deny(Reason.INVALID_REQUEST, f"{facts.malformed}", None if facts.model else "model")
-        pool = self.config.pool_of(facts.model)
+        pool = self._pools.get(facts.model or "") or self.config.pool_of(facts.model)
         if pool is None:
             if facts.model is not None and rules.unknown_model == "reject":
                 return Deny(Reason.MODEL_NOT_FOUND, f"the model {facts.model[:128]!r} is not served here", "model")
             return Pass("unknown_model" if facts.model is not None else "not_placed")
-        identity = identify(self.config, facts)
+        identity = self._identifier.identify(facts)
         if identity.clamped:
             self._recorder.clamped()
         driver = self.drivers[pool.name]
@@ -80,8 +104,26 @@ class Gate:
             body_bytes=facts.body_bytes,
             max_output=facts.max_output,
             n=facts.n,
+            prompt_tokens=facts.prompt_tokens,
+            prefix=facts.prefix,
+            first_byte_seen=first_byte_seen,
         )
-        return Queue(driver, event)
+        self.request_ids.began(facts.request_id, event.id)
+        return Queue(driver, pool, event, self._injects(facts), facts.request_id)
+
+    def _injects(self, facts: Facts) -> bool:
+        return (
+            self.config.requests.include_usage == "inject"
+            and facts.stream
+            and not facts.usage_asked
+            and not facts.compressed
+            and facts.path.endswith(_ASKED_FOR_USAGE)
+        )
+
+    def close(self, place: Queue, how: Interrupted = Interrupted.LEFT) -> None:
+        """The request's way is over; `how`: where it was held to the end. Never raises: it is called from clean-up."""
+        place.driver.end(place.event.id, how)
+        self.request_ids.ended(place.request_id, place.driver.now())
 
     def owner(self, ticket: str) -> PoolDriver | None:
         """The pool that gave out `ticket`; None: another process did, or nobody."""

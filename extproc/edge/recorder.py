@@ -29,7 +29,14 @@ class Recorder(Protocol):
         """A held request was let go, unanswered, for another replica to take."""
 
     def passed(self, why: str) -> None:
-        """A request went through untouched: `unknown_model`, `not_placed`, `fault`."""
+        """A request went through untouched: `unknown_model`, `not_placed`, `not_queued`, `untracked`, `observed`,
+        `fault`; or it was given up while its body was being read: `unread`."""
+
+    def untracked(self) -> None:
+        """A request was released, and no second stream came to follow it (profile strict)."""
+
+    def body_edit(self, outcome: str) -> None:
+        """A body was to be edited: `edited` here, or it stayed as it was, being `compressed` or `no_object`."""
 
     def refused(self, reason: str) -> None:
         """A request was refused before it reached a scheduler."""
@@ -41,4 +48,5 @@ class Recorder(Protocol):
         """Something inside Fairlane went wrong."""
 
     def access_log(self, kind: str) -> None:
-        """An entry came: `matched`, `no_ticket`, `intermediate`, `other_process`, `malformed`."""
+        """An entry came: `matched`, `matched_by_id`, `ambiguous`, `no_ticket`, `intermediate`, `other_process`,
+        `malformed`."""

@@ -12,6 +12,7 @@ from extproc.edge.stream import ExternalProcessor
 from extproc.edge.wire import ACCESS_LOG_SERVICE, EXT_PROC_SERVICE
 
 _LARGEST_MESSAGE = 64 * 1024**2
+_AROUND_A_BODY = 4 * 1024**2  # headers, and one chunk more
 
 OPTIONS: tuple[tuple[str, int], ...] = (
     # With the defaults a burst loses streams: 1,934 of 10,000 were cancelled.
@@ -21,8 +22,6 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.max_receive_message_length", _LARGEST_MESSAGE),
-    ("grpc.max_send_message_length", _LARGEST_MESSAGE),
     # A second process on the port is an error, not a partner.
     ("grpc.so_reuseport", 0),
 )
@@ -47,9 +46,12 @@ class EdgeServer:
             await self.health.set(name, SERVING if serving else NOT_SERVING)
 
 
-def build(address: str, processor: ExternalProcessor, access_log: AccessLog) -> EdgeServer:
-    """A server bound to `address` ("host:port"), not started. Raises PortInUseError."""
-    server = grpc.aio.server(options=OPTIONS)
+def build(address: str, processor: ExternalProcessor, access_log: AccessLog, max_body: int = 0) -> EdgeServer:
+    """A server bound to `address` ("host:port"), not started. `max_body`: bytes of a body that must fit into a message.
+    Raises PortInUseError."""
+    largest = max(_LARGEST_MESSAGE, max_body + _AROUND_A_BODY)
+    lengths = (("grpc.max_receive_message_length", largest), ("grpc.max_send_message_length", largest))
+    server = grpc.aio.server(options=(*OPTIONS, *lengths))
     # Messages stay bytes here: what cannot be parsed is our fault to handle, not grpc's to refuse.
     for service, method, handler in (
         (EXT_PROC_SERVICE, "Process", processor.process),

@@ -6,68 +6,93 @@ Nothing is written while a request is held: so long as that is so, Envoy replays
 or to this one when it is back. The stream's end is the end of the HTTP response, or of the client; it
 comes as EOF or as cancellation, and both mean the same. Whatever happens, the books are closed once, in
 one `finally`.
+
+Other wirings differ in where the request is held (`request_side`), in what of the answer comes by (`response_side`),
+and in whether the stream that holds also follows the answer (`tracking`); `shape` reads which it is.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from typing import Any
+import contextlib
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 
-from extproc.core.events import Refuse, Release
+from extproc.core.events import Refuse, Release, Usage
+from extproc.core.model import Source
 from extproc.core.reasons import Reason
 from extproc.edge import facts as facts_of
-from extproc.edge.driver import Verdict
+from extproc.edge.body_edit import members
+from extproc.edge.driver import Interrupted, Outcome
+from extproc.edge.exchange import Context, Exchange
+from extproc.edge.facts import Facts
 from extproc.edge.gate import Deny, Gate, Pass, Queue
+from extproc.edge.lenient import first_message
 from extproc.edge.recorder import Recorder
 from extproc.edge.replies import refuse
+from extproc.edge.request_side import (
+    CLASS,
+    ENDPOINT,
+    OURS,
+    PRIORITY,
+    QUEUE_MS,
+    TIMING,
+    Grant,
+    RequestSide,
+    TooLargeError,
+    side_of,
+)
+from extproc.edge.response_side import ResponseSide
+from extproc.edge.shape import FIRST_BYTE, HOLD, TRACK, shape_of
+from extproc.edge.tracking import Tracking
 from extproc.edge.usage import TICKET
-from extproc.edge.wire import go_on, request_headers_answer
+from extproc.edge.wire import go_on, headers_of, request_headers_answer
 from extproc.pb.wire.v1 import ext_proc_pb2
 
 log = structlog.get_logger()
 
-PRIORITY = "x-vllm-priority"
-CLASS, QUEUE_MS, ENDPOINT = "x-fairlane-class", "x-fairlane-queue-ms", "x-fairlane-endpoint"
-_OURS = (PRIORITY, TICKET, CLASS, QUEUE_MS, ENDPOINT)
-
-# What grpc.aio hands over: serialised messages, or its EOF marker.
-Context = Any
-
-
-@dataclass(slots=True)
-class _Exchange:
-    """One stream, and what is owed on it."""
-
-    context: Context
-    answered: bool = False  # the one answer was written, or there is nobody who waits for it
-    place: Queue | None = None  # in the books, once it is there
-    reader: asyncio.Task[Any] | None = None  # the read that runs while the request is held
-
-    async def answer(self, raw: bytes) -> None:
-        self.answered = True
-        await self.context.write(raw)
+_SILENCE_S = 60.0  # a stream that has said nothing for so long is closed
 
 
 class ExternalProcessor:
     """The handler of `Process`. One instance serves all streams."""
 
-    def __init__(self, gate: Gate, recorder: Recorder) -> None:
+    def __init__(self, gate: Gate, tracking: Tracking, recorder: Recorder) -> None:
         self._gate = gate
+        self._tracking = tracking
         self._recorder = recorder
-        self._held: set[asyncio.Future[Verdict]] = set()
-        self._handing_over = False
+        self._held: dict[asyncio.Future[Outcome], Exchange] = {}
+        self._ends: set[asyncio.Future[None]] = set()  # of streams that are only waited out
+        self._letting_go: Interrupted | None = None
+        self._hanging_up: set[asyncio.Task[None]] = set()
+        self.open = 0  # streams
 
     async def process(self, _: object, context: Context) -> None:
-        first = await context.read()
+        first = await self._first(context)
         if first is grpc.aio.EOF:
             return
-        exchange = _Exchange(context)
+        message: ext_proc_pb2.ProcessingRequest | DecodeError
         try:
-            await self._serve(exchange, first)
+            message = first_message(first)
+        except DecodeError as error:
+            message = error  # dealt with below, like any other fault
+        shape = shape_of(None if isinstance(message, DecodeError) else message, context.invocation_metadata())
+        exchange = Exchange(context, shape)
+        side: RequestSide | None = None
+        self.open += 1
+        try:
+            if isinstance(message, DecodeError):
+                raise message
+            if message.WhichOneof("request") != "request_headers" or shape.observed:
+                await self._not_ours(exchange, message)
+            elif TRACK in shape.words:
+                await self._track(exchange, message)
+            else:
+                facts = facts_of.read(message, self._gate.headers)
+                side = side_of(exchange, message, facts, self._recorder, self._gate.config.requests.max_body)
+                await self._serve(exchange, side, facts)
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
         except Exception:
@@ -76,108 +101,232 @@ class ExternalProcessor:
             self._recorder.fault("stream")
             log.exception("stream_fault", answered=exchange.answered)
             if not exchange.answered:
-                await self._fail(exchange)
+                with contextlib.suppress(grpc.aio.UsageError, DecodeError):  # the stream is over, or talks nonsense
+                    await self._fail(exchange, side)
         finally:
-            if exchange.reader is not None and not exchange.reader.done():
-                exchange.reader.cancel()
-            if exchange.place is not None:
-                exchange.place.driver.end(exchange.place.event.id, handed_over=self._handing_over)
+            self.open -= 1
+            exchange.close()
+            self._close(exchange)
 
-    async def _serve(self, exchange: _Exchange, first: bytes) -> None:
-        message = ext_proc_pb2.ProcessingRequest.FromString(first)
-        if message.WhichOneof("request") != "request_headers":
-            # A wiring that does not send request headers: nothing to schedule by, and no answer to them is owed.
-            self._recorder.passed("not_placed")
-            exchange.answered = True
-            await self._follow(exchange.context, first)
+    def _close(self, exchange: Exchange) -> None:
+        """The request's books. Once: whoever comes first."""
+        place, exchange.place = exchange.place, None
+        if place is not None:
+            if exchange.shape.unlogged:
+                place.driver.usage(Usage(place.event.id, Source.TIME))  # nobody will say more
+            self._gate.close(place, exchange.interrupted)
+
+    async def _first(self, context: Context) -> bytes:
+        """The first message. A stream on which none comes would stay for ever, so it is closed."""
+        timer = asyncio.get_running_loop().call_later(_SILENCE_S, self._hang_up, context)
+        try:
+            raw: bytes = await context.read()
+        finally:
+            timer.cancel()
+        return raw
+
+    def _hang_up(self, context: Context) -> None:
+        async def abort() -> None:
+            with contextlib.suppress(grpc.aio.AbortError, grpc.aio.UsageError):
+                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no message within {_SILENCE_S:g} s")
+
+        task = asyncio.ensure_future(abort())
+        self._hanging_up.add(task)
+        task.add_done_callback(self._hanging_up.discard)
+
+    async def _not_ours(self, exchange: Exchange, message: ext_proc_pb2.ProcessingRequest) -> None:
+        """A wiring that does not send request headers, or does not wait for answers: nothing to schedule by."""
+        self._recorder.passed("observed" if exchange.shape.observed else "not_placed")
+        exchange.answered = True
+        await self._follow(exchange, None, message)
+
+    async def _track(self, exchange: Exchange, message: ext_proc_pb2.ProcessingRequest) -> None:
+        """The second stream of a request, after the one that held it."""
+        exchange.answered = True
+        ticket = headers_of(message.request_headers, (TICKET,)).get(TICKET, "")
+        place = self._tracking.claim(ticket)
+        if place is None:
+            self._recorder.passed("untracked")
+        else:
+            exchange.place = place
+            self._released(exchange, place)
+        await exchange.write(go_on("request_headers") or b"")
+        await self._follow(exchange, None)
+
+    async def _serve(self, exchange: Exchange, side: RequestSide, facts: Facts) -> None:
+        gate = self._gate
+        if not gate.queues(facts):
+            self._recorder.passed("not_queued")
+            await side.pass_on()
+            await self._follow(exchange, side)
             return
-        match self._gate.decide(facts_of.read(message), exchange.context.peer()):
-            case Deny(reason, text, param):
-                self._recorder.refused(reason.code)
-                await exchange.answer(refuse(reason, text, None, param))
+        try:
+            complete = await side.facts(facts)
+        except TooLargeError as error:
+            await self._refuse(exchange, gate.too_large(str(error)))
+            return
+        except asyncio.CancelledError:
+            self._recorder.passed("unread")
+            raise
+        if complete is None:
+            self._recorder.passed("unread")
+            exchange.answered = True
+            await self._follow(exchange, side)
+            return
+        match gate.decide(complete, exchange.context.peer(), FIRST_BYTE in exchange.shape.words):
+            case Deny() as deny:
+                await self._refuse(exchange, deny)
             case Pass(why):
                 self._recorder.passed(why)
-                await exchange.answer(request_headers_answer({}, _OURS))
-                await self._follow(exchange.context)
+                await side.pass_on()
+                await self._follow(exchange, side)
             case Queue() as place:
-                await self._queue(exchange, place)
+                await self._queue(exchange, side, place, complete)
 
-    async def _queue(self, exchange: _Exchange, place: Queue) -> None:
+    async def _refuse(self, exchange: Exchange, deny: Deny) -> None:
+        self._recorder.refused(deny.reason.code)
+        await exchange.answer(refuse(deny.reason, deny.message, None, deny.param))
+
+    async def _queue(self, exchange: Exchange, side: RequestSide, place: Queue, facts: Facts) -> None:
         """Wait for the verdict, tell it, and stay until the stream ends."""
-        context, event = exchange.context, place.event
+        event = place.event
         exchange.place = place
         waiter = place.driver.arrive(event)
-        if not waiter.done():
-            log.debug("held", ticket=event.id, tenant=event.tenant, arrival=event.arrival)
-            exchange.reader = asyncio.ensure_future(context.read())
-            exchange.reader.add_done_callback(_seen)
-            if not await self._hold(waiter, exchange.reader):
-                if self._handing_over and not exchange.reader.done():
-                    await context.abort(grpc.StatusCode.UNAVAILABLE, "handed over to another replica")
-                exchange.answered = True  # the client has left, or Envoy has answered it: nothing is owed
-                return
-        verdict = waiter.result()
-        if isinstance(verdict, Refuse):
-            await exchange.answer(refuse(verdict.reason, verdict.message, verdict.retry_after_s))
-            return
-        await exchange.answer(_release(verdict))
-        await self._follow(context, exchange.reader)
+        if waiter.done():
+            outcome = waiter.result()
+        else:
+            if place.driver.verbose:
+                log.debug("held", ticket=event.id, tenant=event.tenant, arrival=event.arrival)
+            outcome = await self._hold(exchange, waiter)
+        match outcome:
+            case Release() if exchange.gone:
+                self._never_sent(place)
+            case Release():
+                if HOLD in exchange.shape.words:
+                    # Before the answer: Envoy ends the stream as soon as it has that, perhaps during the write.
+                    exchange.place = None
+                    self._tracking.expect(place)
+                    await side.release(self._grant(outcome, place, facts))
+                    return
+                self._released(exchange, place)
+                await side.release(self._grant(outcome, place, facts))
+                await self._follow(exchange, side)
+            case Refuse():
+                await exchange.answer(refuse(outcome.reason, outcome.message, outcome.retry_after_s))
+            case Interrupted.HANDED_OVER:
+                exchange.interrupted = outcome
+                await exchange.context.abort(grpc.StatusCode.UNAVAILABLE, "handed over to another replica")
+            case Interrupted.DRAINING:
+                exchange.interrupted = outcome
+                await exchange.answer(refuse(Reason.DRAINING, "this gateway is shutting down (shutdown.held)", 1))
+            case Interrupted.LEFT:
+                exchange.answered = True
+                self._close(exchange)
+                await self._follow(exchange, side)
 
-    def hand_over(self) -> None:
-        """Let go of all that is held, unanswered: Envoy takes it to another replica."""
-        self._handing_over = True
-        for waiter in list(self._held):
-            waiter.cancel()
+    def _never_sent(self, place: Queue) -> None:
+        """It was released, and its stream was over by then: no engine has seen it, so it costs nothing."""
+        place.driver.usage(Usage(place.event.id, Source.ERROR))
 
-    async def _hold(self, waiter: asyncio.Future[Verdict], reader: asyncio.Task[Any]) -> bool:
-        """Wait for the verdict. False: there is nobody left to give it to, or it will not come here."""
-        if self._handing_over:
-            return False
-        self._held.add(waiter)
+    def let_go(self, how: Interrupted) -> None:
+        """End all holding. HANDED_OVER: in silence, so that Envoy takes the request to another replica; what Envoy
+        could not send again is refused. DRAINING: all are refused."""
+        self._letting_go = how
+        for waiter, exchange in list(self._held.items()):
+            if not waiter.done():
+                waiter.set_result(self._way_out(exchange))
+
+    def _way_out(self, exchange: Exchange) -> Interrupted:
+        return Interrupted.HANDED_OVER if self._may_hand_over(exchange) else Interrupted.DRAINING
+
+    def _may_hand_over(self, exchange: Exchange) -> bool:
+        return self._letting_go is Interrupted.HANDED_OVER and exchange.replayable
+
+    async def _hold(self, exchange: Exchange, waiter: asyncio.Future[Outcome]) -> Outcome:
+        if self._letting_go is not None:
+            return self._way_out(exchange)
+        self._held[waiter] = exchange
         try:
-            await asyncio.wait((waiter, reader), return_when=asyncio.FIRST_COMPLETED)
+            return await exchange.hold(waiter)
         finally:
-            self._held.discard(waiter)
-        return waiter.done() and not waiter.cancelled()
+            del self._held[waiter]
 
-    async def _follow(self, context: Context, pending: bytes | asyncio.Task[Any] | None = None) -> None:
-        """Answer whatever Envoy asks with "go on", until the stream ends."""
-        while True:
-            if isinstance(pending, bytes):
-                raw: Any = pending
+    def _released(self, exchange: Exchange, place: Queue) -> None:
+        if place.driver.evicts:
+            place.driver.on_evict(place.event.id, exchange.evict)
+
+    def _grant(self, verdict: Release, place: Queue, facts: Facts) -> Grant:
+        via, wait_ms = place.pool.priority_via, verdict.waited_s * 1000
+        headers = {
+            TICKET: verdict.id,
+            CLASS: verdict.cls,
+            QUEUE_MS: str(round(wait_ms)),
+            ENDPOINT: verdict.endpoint,
+            TIMING: f"queue;dur={wait_ms:.1f}",
+        }
+        if via in ("header", "both"):
+            headers[PRIORITY] = str(verdict.priority)
+        edit = b""
+        if via in ("body", "both") or place.usage_injected:
+            if facts.compressed:
+                self._recorder.body_edit("compressed")
             else:
-                raw = await (pending if pending is not None else context.read())
-            pending = None
-            if raw is grpc.aio.EOF:
-                return
-            answer = go_on(ext_proc_pb2.ProcessingRequest.FromString(raw).WhichOneof("request") or "")
-            if answer is not None:
-                await context.write(answer)
+                edit = members(verdict.priority if via in ("body", "both") else None, place.usage_injected)
+        return Grant(headers, verdict.endpoint, edit)
 
-    async def _fail(self, exchange: _Exchange) -> None:
+    async def _follow(
+        self,
+        exchange: Exchange,
+        side: RequestSide | None,
+        message: ext_proc_pb2.ProcessingRequest | None = None,
+    ) -> None:
+        """Answer whatever Envoy asks, until the stream ends."""
+        if exchange.shape.quiet and exchange.reader is None:
+            await self._end()
+            return
+        response = ResponseSide(exchange, exchange.place)
+        try:
+            for kind in exchange.early:
+                answer = go_on(kind) if side is None else side.later(kind, None)
+                if answer is not None:
+                    await exchange.write(answer)
+            message = message or await exchange.read()
+            while message is not None:
+                kind = message.WhichOneof("request") or ""
+                if kind.startswith("response"):
+                    answers = response.answers(kind, message)
+                else:
+                    one = go_on(kind) if side is None else side.later(kind, message)
+                    answers = [] if one is None else [one]
+                if not (exchange.evicted or exchange.shape.observed):
+                    for answer in answers:
+                        await exchange.write(answer)
+                message = await exchange.read()
+        finally:
+            counted = response.usage()
+            if counted is not None and exchange.place is not None:
+                exchange.place.driver.usage(counted)
+
+    async def _end(self) -> None:
+        """Until Envoy cancels the stream. Reading for that costs a tenth of a millisecond of CPU, and the wiring says
+        that there is nothing to be read. The set keeps the future, and so this task, from being collected."""
+        end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ends.add(end)
+        try:
+            await end
+        finally:
+            self._ends.discard(end)
+
+    async def _fail(self, exchange: Exchange, side: RequestSide | None) -> None:
         """A fault of ours: by configuration the request passes as it came, or is refused."""
         if self._gate.config.on_fault == "reject":
             self._recorder.refused(Reason.FAULT.code)
             await exchange.answer(refuse(Reason.FAULT, "Fairlane failed on this request (on_fault: reject)", 1))
             return
         self._recorder.passed("fault")
-        await exchange.answer(request_headers_answer({}, _OURS))
-
-
-def _release(verdict: Release) -> bytes:
-    return request_headers_answer(
-        {
-            PRIORITY: str(verdict.priority),
-            TICKET: verdict.id,
-            CLASS: verdict.cls,
-            QUEUE_MS: str(round(verdict.waited_s * 1000)),
-            ENDPOINT: verdict.endpoint,
-        },
-        endpoint=verdict.endpoint,
-    )
-
-
-def _seen(reader: asyncio.Task[Any]) -> None:
-    """A read fails with its stream, perhaps when nobody waits for it any more: asyncio would log that."""
-    if not reader.cancelled():
-        reader.exception()
+        if side is None:
+            await exchange.answer(request_headers_answer({}, OURS))
+            return
+        await side.pass_on()
+        self._close(exchange)  # if it runs all the same, the next scrape counts it as foreign load
+        await self._follow(exchange, side)

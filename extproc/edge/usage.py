@@ -7,9 +7,11 @@ the stream carried them in every chunk; `/v1/messages` abandoned gives the promp
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from extproc.core.events import Unreachable, Usage
 from extproc.core.model import MAX_TOKENS, Source
-from extproc.edge.wire import Scalar, scalar
+from extproc.edge.wire import Scalar, scalars
 from extproc.pb.wire.v1 import access_log_pb2
 
 TICKET = "x-fairlane-ticket"
@@ -20,10 +22,37 @@ def ticket_of(entry: access_log_pb2.HTTPAccessLogEntry) -> str | None:
     return entry.request.request_headers.get(TICKET) or None
 
 
-def unreachable(entry: access_log_pb2.HTTPAccessLogEntry, ticket: str) -> Unreachable | None:
-    """Whether the endpoint did not take the connection, or broke it; None: neither. Where Envoy went on to another
-    endpoint and got an answer there, the next scrape finds out."""
-    flags = entry.common_properties.response_flags
+@dataclass(slots=True)
+class Said:
+    """What an entry says of its request."""
+
+    usage: Usage
+    unreachable: Unreachable | None  # the endpoint did not take the connection, or broke it
+    unedited: str | None  # why Envoy's Lua filter left a body as it was that was to be edited
+
+
+_NOTHING: dict[str, Scalar] = {}
+_UNEDITED = ("compressed", "no_object")  # it becomes a label, so nothing else gets through
+
+
+def read(entry: access_log_pb2.HTTPAccessLogEntry, ticket: str) -> Said:
+    """Never raises for what an engine can send."""
+    common = entry.common_properties
+    metadata = common.metadata.filter_metadata
+    fields = scalars(metadata[USAGE]) if USAGE in metadata else _NOTHING
+    flags = common.response_flags if common.HasField("response_flags") else None
+    why = fields.get("body_edit")
+    return Said(
+        _usage(entry, ticket, fields, flags),
+        None if flags is None else _unreachable(flags, ticket),
+        why
+        if isinstance(why, str) and why in ("compressed", "no_object")
+        else None,  # a label: nothing else gets through
+    )
+
+
+def _unreachable(flags: access_log_pb2.ResponseFlags, ticket: str) -> Unreachable | None:
+    """Where Envoy went on to another endpoint and got an answer there, the next scrape finds out."""
     if flags.downstream_connection_termination or flags.downstream_remote_reset:
         return None  # the client left first
     if flags.upstream_connection_failure:
@@ -35,20 +64,28 @@ def _broke(flags: access_log_pb2.ResponseFlags) -> bool:
     return flags.upstream_connection_termination or flags.upstream_remote_reset
 
 
-def read(entry: access_log_pb2.HTTPAccessLogEntry, ticket: str) -> Usage:
-    """Never raises for what an engine can send."""
-    metadata = entry.common_properties.metadata.filter_metadata
-    fields = metadata[USAGE].fields if USAGE in metadata else {}
-    prompt, output = _tokens(scalar(fields, "prompt_tokens")), _tokens(scalar(fields, "completion_tokens"))
+def _usage(
+    entry: access_log_pb2.HTTPAccessLogEntry,
+    ticket: str,
+    fields: dict[str, Scalar],
+    flags: access_log_pb2.ResponseFlags | None,
+) -> Usage:
+    prompt, output = _tokens(fields.get("prompt_tokens")), _tokens(fields.get("completion_tokens"))
     if output is not None:
-        return Usage(ticket, Source.USAGE, prompt, _tokens(scalar(fields, "cached_tokens")) or 0, output)
-    code = entry.response.response_code.value
+        return Usage(ticket, Source.USAGE, prompt, _tokens(fields.get("cached_tokens")) or 0, output)
     # 499 is Envoy's own word for a client that left: what ran until then was served.
-    if _broke(entry.common_properties.response_flags):
+    if flags is not None and _broke(flags):
         # It ran until then. Were it free of charge, a tenant whose requests break engines would always be next.
         return Usage(ticket, Source.TIME, prompt)
-    failed = "error_code" in fields or "error_type" in fields or (code >= 400 and code != 499)
-    return Usage(ticket, Source.ERROR if failed else Source.TIME, prompt)
+    code = entry.response.response_code.value
+    if "error_code" in fields or "error_type" in fields or (code >= 400 and code != 499):
+        return Usage(ticket, Source.ERROR, prompt)
+    gone = code in (0, 499) or (
+        flags is not None and (flags.downstream_connection_termination or flags.downstream_remote_reset)
+    )
+    # One that closes after the last byte has had all there was.
+    left = gone and not entry.common_properties.HasField("time_to_last_downstream_tx_byte")
+    return Usage(ticket, Source.ABORT if left else Source.TIME, prompt)
 
 
 def _tokens(value: Scalar) -> int | None:

@@ -6,10 +6,11 @@ header that is set always overwrites, whatever `append_action` says.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import cast
 
-from google.protobuf.struct_pb2 import Struct, Value
+from google.protobuf.message import DecodeError
+from google.protobuf.struct_pb2 import Struct
 
 from extproc.pb.wire.v1 import base_pb2, ext_proc_pb2
 
@@ -17,6 +18,7 @@ EXT_PROC_SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 ACCESS_LOG_SERVICE = "envoy.service.accesslog.v3.AccessLogService"
 
 Scalar = str | float | bool | None
+_SCALARS = frozenset({"string_value", "number_value", "bool_value"})
 
 # Each kind of message that a processor may be sent, and the field of the answer that Envoy waits for.
 _CONTINUE: dict[str, bytes] = {
@@ -46,32 +48,32 @@ def go_on(kind: str) -> bytes | None:
     return _CONTINUE.get(kind)
 
 
-def headers_of(message: ext_proc_pb2.HttpHeaders) -> dict[str, str]:
-    """Lower-case name to value. Of a header that comes more than once the last counts: what Envoy
-    appends stands behind what the client sent."""
-    return {h.key.lower(): (h.raw_value.decode("utf-8", "replace") or h.value) for h in message.headers.headers}
+def kind_of(raw: object) -> str:
+    """The kind of a serialised ProcessingRequest; empty: the end of the stream, or nothing that can be read."""
+    if not isinstance(raw, bytes):
+        return ""
+    try:
+        return ext_proc_pb2.ProcessingRequest.FromString(raw).WhichOneof("request") or ""
+    except DecodeError:
+        return ""
 
 
-def scalar(fields: Mapping[str, Value], key: str) -> Scalar:
-    """A scalar member of a Struct's fields; None when it is absent, null, a list or a struct."""
-    if key not in fields:
-        return None
-    value = fields[key]
-    kind = value.WhichOneof("kind")
-    if kind in ("string_value", "number_value", "bool_value"):
-        return cast(Scalar, getattr(value, kind))
-    return None
+def headers_of(message: ext_proc_pb2.HttpHeaders, wanted: Container[str] | None = None) -> dict[str, str]:
+    """Name to value; Envoy sends names in lower case. Of a header that comes more than once the last counts: what Envoy
+    appends stands behind what the client sent. `wanted`: the names to look at; None: all."""
+    headers = message.headers.headers
+    if wanted is None:
+        return {h.key: str(h.raw_value, "utf-8", "replace") or h.value for h in headers}
+    return {key: str(h.raw_value, "utf-8", "replace") or h.value for h in headers if (key := h.key) in wanted}
 
 
-def descend(struct: Struct, path: Iterable[str]) -> Scalar:
-    """The scalar at `path` inside nested structs, or None."""
-    fields: Mapping[str, Value] = struct.fields
-    *parents, last = path
-    for key in parents:
-        if key not in fields or fields[key].WhichOneof("kind") != "struct_value":
-            return None
-        fields = fields[key].struct_value.fields
-    return scalar(fields, last)
+def scalars(struct: Struct) -> dict[str, Scalar]:
+    """The members of a Struct; None stands for null, a list or a struct."""
+    found: dict[str, Scalar] = {}
+    for name, value in struct.fields.items():
+        kind = value.WhichOneof("kind")
+        found[name] = getattr(value, kind) if kind in _SCALARS else None
+    return found
 
 
 def header_mutation(headers: Mapping[str, str], remove: Iterable[str] = ()) -> ext_proc_pb2.HeaderMutation:
@@ -87,20 +89,53 @@ def header_mutation(headers: Mapping[str, str], remove: Iterable[str] = ()) -> e
     )
 
 
-def request_headers_answer(
-    headers: Mapping[str, str], remove: Iterable[str] = (), endpoint: str | None = None
-) -> bytes:
-    """The one answer that lets a request go: headers to set and remove, and the endpoint for Envoy's
-    `override_host` policy in metadata, where no client can write."""
-    answer = ext_proc_pb2.ProcessingResponse(
+def request_headers_answer(headers: Mapping[str, str], remove: Iterable[str] = ()) -> bytes:
+    """The request goes on, with headers set and removed. `release_answer` writes that of a released one."""
+    return ext_proc_pb2.ProcessingResponse(
         request_headers=ext_proc_pb2.HeadersResponse(
             response=ext_proc_pb2.CommonResponse(header_mutation=header_mutation(headers, remove))
         )
-    )
+    ).SerializeToString()
+
+
+def request_body_answer(
+    headers: Mapping[str, str],
+    remove: Iterable[str] = (),
+    endpoint: str | None = None,
+    body: bytes | None = None,
+) -> bytes:
+    """The answer to a buffered request body. `body`: instead of what came; Envoy wants its length with it."""
+    if body is not None:
+        headers = {**headers, "content-length": str(len(body))}
+    common = ext_proc_pb2.CommonResponse(header_mutation=header_mutation(headers, remove))
+    if body is not None:
+        common.body_mutation.body = body
+    answer = ext_proc_pb2.ProcessingResponse(request_body=ext_proc_pb2.BodyResponse(response=common))
     if endpoint is not None:
         place = answer.dynamic_metadata.fields["fairlane.endpoint"].struct_value.fields["address"]
         place.string_value = endpoint
     return answer.SerializeToString()
+
+
+def response_body_answer(body: bytes) -> bytes:
+    """Another piece of the answer in place of the one that came; it may be empty."""
+    common = ext_proc_pb2.CommonResponse()
+    if body:
+        common.body_mutation.body = body
+    else:
+        common.body_mutation.clear_body = True
+    return ext_proc_pb2.ProcessingResponse(response_body=ext_proc_pb2.BodyResponse(response=common)).SerializeToString()
+
+
+def streamed_body(kind: str, body: bytes, end_of_stream: bool) -> bytes:
+    """A piece of a body in mode FULL_DUPLEX_STREAMED. `kind`: request_body or response_body."""
+    mutation = ext_proc_pb2.BodyMutation(
+        streamed_response=ext_proc_pb2.StreamedBodyResponse(body=body, end_of_stream=end_of_stream)
+    )
+    piece = ext_proc_pb2.BodyResponse(response=ext_proc_pb2.CommonResponse(body_mutation=mutation))
+    if kind == "request_body":
+        return ext_proc_pb2.ProcessingResponse(request_body=piece).SerializeToString()
+    return ext_proc_pb2.ProcessingResponse(response_body=piece).SerializeToString()
 
 
 def immediate_answer(status: int, body: bytes, headers: Mapping[str, str], details: str) -> bytes:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar, cast
 
 from prometheus_client import CollectorRegistry, Counter, GCCollector, Histogram, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from extproc.core.events import Effect, Refuse, Release, Settled
+from extproc.core.events import Effect, Evict, Refuse, Release, Settled
 from extproc.core.view import PoolView
 from extproc.core.windows import Stance, WindowView
+
+M = TypeVar("M", Counter, Histogram)
 
 _WAIT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
@@ -40,7 +43,9 @@ class Metrics:
         GCCollector(registry=self.registry)
         self._pools: Callable[[], Iterable[PoolView]] = tuple
         self._scrapers: Callable[[], Iterable[ScrapeStats]] = tuple
+        self._open_streams: Callable[[], int] = int
         self._version = version
+        self._children: dict[tuple[Counter | Histogram, tuple[str, ...]], Counter | Histogram] = {}
         self._released = Counter(
             "fairlane_released_requests", "Requests sent on to an engine", ["pool", "class"], registry=self.registry
         )
@@ -76,6 +81,21 @@ class Metrics:
         self._passed = Counter(
             "fairlane_passed_requests", "Requests let through without scheduling", ["why"], registry=self.registry
         )
+        self._untracked = Counter(
+            "fairlane_untracked_requests",
+            "Released requests whose second stream did not come (profile strict): a client that left in between, or a "
+            "tracking filter that is missing",
+            registry=self.registry,
+        )
+        self._body_edits = Counter(
+            "fairlane_body_edits", "Request bodies that were to be edited, by outcome", ["outcome"],
+            registry=self.registry,
+        )  # fmt: skip
+        self._evicted = Counter(
+            "fairlane_evicted_requests", "Requests inside an engine that made room for a more urgent class",
+            ["pool", "class"],
+            registry=self.registry,
+        )  # fmt: skip
         self._clamped = Counter(
             "fairlane_clamped_requests", "Requests that asked for a class they may not use", registry=self.registry
         )
@@ -86,13 +106,18 @@ class Metrics:
             "fairlane_access_log_entries", "Access-log entries by what was made of them", ["kind"],
             registry=self.registry,
         )  # fmt: skip
-        for where in ("stream", "scheduler", "recording"):
+        for where in ("stream", "scheduler", "recording", "key_file"):
             self._faults.labels(where)
         self.registry.register(self)
 
-    def watch(self, pools: Callable[[], Iterable[PoolView]], scrapers: Callable[[], Iterable[ScrapeStats]]) -> None:
+    def watch(
+        self,
+        pools: Callable[[], Iterable[PoolView]],
+        scrapers: Callable[[], Iterable[ScrapeStats]],
+        open_streams: Callable[[], int],
+    ) -> None:
         """Where to read state at a scrape."""
-        self._pools, self._scrapers = pools, scrapers
+        self._pools, self._scrapers, self._open_streams = pools, scrapers, open_streams
 
     # -- the edge's recorder ----------------------------------------------------------------------
 
@@ -100,14 +125,23 @@ class Metrics:
         for effect in effects:
             match effect:
                 case Release():
-                    self._released.labels(pool, effect.cls).inc()
-                    self._wait.labels(pool, effect.cls, "released").observe(effect.waited_s)
+                    self._of(self._released, pool, effect.cls).inc()
+                    self._of(self._wait, pool, effect.cls, "released").observe(effect.waited_s)
                 case Refuse():
-                    self._refused.labels(effect.reason.code).inc()
-                    self._wait.labels(pool, effect.cls, effect.reason.code).observe(effect.waited_s)
+                    self._of(self._refused, effect.reason.code).inc()
+                    self._of(self._wait, pool, effect.cls, effect.reason.code).observe(effect.waited_s)
+                case Evict():
+                    self._of(self._evicted, pool, effect.cls).inc()
                 case Settled():
-                    self._settled.labels(pool, effect.cls, effect.source.value).inc()
-                    self._cost.labels(pool, effect.cls).inc(effect.cost)
+                    self._of(self._settled, pool, effect.cls, effect.source.value).inc()
+                    self._of(self._cost, pool, effect.cls).inc(effect.cost)
+
+    def _of(self, metric: M, *labels: str) -> M:
+        """The metric's child with these labels. prometheus-client takes longer to find it than to count."""
+        child = self._children.get((metric, labels))
+        if child is None:
+            child = self._children[metric, labels] = metric.labels(*labels)
+        return cast(M, child)
 
     def cancelled(self, pool: str) -> None:
         self._cancelled.labels(pool).inc()
@@ -117,6 +151,12 @@ class Metrics:
 
     def passed(self, why: str) -> None:
         self._passed.labels(why).inc()
+
+    def untracked(self) -> None:
+        self._untracked.inc()
+
+    def body_edit(self, outcome: str) -> None:
+        self._body_edits.labels(outcome).inc()
 
     def refused(self, reason: str) -> None:
         self._refused.labels(reason).inc()
@@ -128,7 +168,7 @@ class Metrics:
         self._faults.labels(where).inc()
 
     def access_log(self, kind: str) -> None:
-        self._access_log.labels(kind).inc()
+        self._of(self._access_log, kind).inc()
 
     # -- read at the scrape -----------------------------------------------------------------------
 
@@ -136,6 +176,9 @@ class Metrics:
         build = GaugeMetricFamily("fairlane_build_info", "1, with the version as label", labels=["version"])
         build.add_metric([self._version], 1)
         yield build
+        streams = GaugeMetricFamily("fairlane_open_streams", "Streams of Envoy's filters; 0 when nothing is under way")
+        streams.add_metric([], self._open_streams())
+        yield streams
         yield from _pool_metrics(list(self._pools()))
         yield from _scrape_metrics(list(self._scrapers()))
 

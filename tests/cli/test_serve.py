@@ -99,6 +99,8 @@ def test_a_port_that_is_taken(served: Served) -> None:
 def test_sigterm_stops_it_and_no_secret_was_logged(served: Served) -> None:
     served.start("--log-level", "debug")
     message = ext_proc_pb2.ProcessingRequest()
+    for name, value in ((":method", b"POST"), (":path", b"/v1/completions")):
+        message.request_headers.headers.headers.add(key=name, raw_value=value)
     message.request_headers.headers.headers.add(key="authorization", raw_value=f"Bearer {SECRETS[0]}".encode())
     message.metadata_context.filter_metadata["fairlane.request"].update({"model": "m", "prompt": SECRETS[1]})
     with grpc.insecure_channel(f"127.0.0.1:{served.ports['ext_proc']}") as channel:
@@ -140,7 +142,8 @@ def test_a_second_signal_does_not_wait_for_answers_under_way(served: Served, eng
     served.write("shutdown: {grace: 1h}\n", engine)
     served.start()
     message = ext_proc_pb2.ProcessingRequest()
-    message.request_headers.SetInParent()
+    for name, value in ((":method", b"POST"), (":path", b"/v1/completions")):
+        message.request_headers.headers.headers.add(key=name, raw_value=value)
     message.metadata_context.filter_metadata["fairlane.request"].update({"model": "m"})
     end = threading.Event()
 

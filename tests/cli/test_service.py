@@ -130,7 +130,8 @@ class Running:
 
     async def request(self) -> Any:
         message = ext_proc_pb2.ProcessingRequest()
-        message.request_headers.SetInParent()
+        for name, value in ((":method", b"POST"), (":path", b"/v1/completions")):
+            message.request_headers.headers.headers.add(key=name, raw_value=value)
         message.metadata_context.filter_metadata["fairlane.request"].update({"model": "m"})
         call = self.channels["edge"].stream_stream(f"/{EXT_PROC_SERVICE}/Process")()
         await call.write(message.SerializeToString())

@@ -57,6 +57,9 @@ def test_no_mapping(text: str, found: str) -> None:
         ("pools: &a [*b]", "undefined alias 'b'"),
         ("{[1]: 2}", "unhashable key"),
         ("default_class: 2026-99-99", "month must be in 1..12"),
+        ("default_class: !!int ''", "index out of range"),
+        ("default_class: !!timestamp x", "NoneType"),
+        ("default_class: !!bool x", "x"),
     ],
 )
 def test_no_yaml(text: str, words: str) -> None:
@@ -118,7 +121,7 @@ def test_anchors_and_merges_of_yaml() -> None:
             "classes.default.quue_timeout: unknown key; did you mean queue_timeout?",
         ),
         ({"tenants": {"*": {"wieght": 1}}}, "tenants.*.wieght: unknown key; did you mean weight?"),
-        ({"shutdown": {"x": 1}}, "shutdown.x: unknown key; known here: grace"),
+        ({"shutdown": {"x": 1}}, "shutdown.x: unknown key; known here: grace, held"),
         (
             {"identity": {"tenant": [{"metadata": {"path": ["a"], "namspace": "b"}}]}},
             "identity.tenant.0.metadata.namspace: unknown key; did you mean namespace?",

@@ -156,7 +156,7 @@ def test_an_endpoint_is_an_address_since_envoy_ignores_names(text: Any) -> None:
         ({"rank": -1}, "rank", "greater than or equal to 0"),
         ({"rank": 1001}, "rank", "less than or equal to 1000"),
         ({"rank": 1.5}, "rank", "valid integer"),
-        ({"rank": True}, "rank", "no key here is a switch"),
+        ({"rank": True}, "rank", "this key is no switch"),
         ({"priority": 2**53 + 1}, "priority", "less than or equal to"),
         ({"priority": "high"}, "priority", "valid integer"),
         ({"queue_timeout": "0s"}, "queue_timeout", "must be above 0 and at most 3500s: Envoy holds no request"),
@@ -187,7 +187,7 @@ def test_keys_of_a_class(changes: dict[str, Any], place: str, words: str) -> Non
         ({"weight": 1e-7}, "between 0.000001 and 1000000"),
         ({"weight": 1e7}, "between 0.000001 and 1000000"),
         ({"weight": "heavy"}, "valid number"),
-        ({"weight": True}, "no key here is a switch"),
+        ({"weight": True}, "this key is no switch"),
         ({"max_queued": 0}, "greater than or equal to 1"),
         ({"max_in_flight": 0}, "greater than or equal to 1"),
         ({"default_class": 7}, "valid string"),
@@ -246,29 +246,12 @@ def test_keys_of_a_pool(changes: dict[str, Any], place: str, words: str) -> None
         ({"requests": {"malformed": "drop"}}, "requests.malformed", "'pass' or 'reject'"),
         ({"requests": {"unknown_model": "404"}}, "requests.unknown_model", "'pass' or 'reject'"),
         ({"on_fault": "open"}, "on_fault", "'pass' or 'reject'"),
-        ({"on_fault": False}, "on_fault", "no key here is a switch"),
+        ({"on_fault": False}, "on_fault", "this key is no switch"),
         ({"listen": {"admin": "50052"}}, "listen.admin", "expected host:port"),
         (
             {"listen": {"http": "127.0.0.1:50051"}},
             "listen",
             "ext_proc and http are both 127.0.0.1:50051; each needs a port of its own",
-        ),
-        ({"identity": {"anonymous": ""}}, "identity.anonymous", "at least 1 character"),
-        ({"identity": {"tenant": [{}]}}, "identity.tenant.0", "one of metadata, api_key or header, not nothing"),
-        (
-            {"identity": {"class": [{"header": "a", "metadata": {"path": ["b"]}}]}},
-            "identity.class.0",
-            "not ['metadata', 'header']",
-        ),
-        ({"identity": {"tenant": [{"header": "X-Fairlane-Class"}]}}, "identity.tenant.0", "cannot be a source"),
-        ({"identity": {"tenant": [{"header": "x-vllm-priority"}]}}, "identity.tenant.0", "cannot be a source"),
-        ({"identity": {"tenant": [{"header": ":path"}]}}, "identity.tenant.0", "cannot be a source"),
-        ({"identity": {"tenant": [{"metadata": {"path": []}}]}}, "identity.tenant.0.metadata.path", "at least 1 item"),
-        ({"identity": {"tenant": [{"api_key": {"sha256": {}}}]}}, "identity.tenant.0.api_key.sha256", "at least 1"),
-        (
-            {"identity": {"tenant": [{"api_key": {"sha256": {"sk-my-secret-key": "a"}}}]}},
-            "identity.tenant.0.api_key.sha256",
-            "is no SHA-256 in lower-case hex; make it with: printf %s KEY | sha256sum",
         ),
     ],
 )
@@ -276,7 +259,6 @@ def test_other_keys(rest: dict[str, Any], place: str, words: str) -> None:
     line = error(**rest)
     assert line.startswith(f"{place}: ")
     assert words in line
-    assert "my-secret" not in line  # a key that was written there by mistake is not told on
 
 
 # -- what must fit together -----------------------------------------------------------------------

@@ -22,6 +22,7 @@ from extproc.edge.driver import PoolDriver
 from extproc.edge.facts import ATTRIBUTES, FACTS
 from extproc.edge.gate import Gate
 from extproc.edge.stream import ExternalProcessor
+from extproc.edge.tracking import Tracking
 from extproc.edge.usage import TICKET, USAGE
 from extproc.edge.wire import ACCESS_LOG_SERVICE, EXT_PROC_SERVICE
 from extproc.pb.wire.v1 import access_log_pb2, ext_proc_pb2
@@ -53,6 +54,12 @@ class Recording:
 
     def refused(self, reason: str) -> None:
         self.told.append(("refused", reason))
+
+    def untracked(self) -> None:
+        self.told.append(("untracked", ""))
+
+    def body_edit(self, outcome: str) -> None:
+        self.told.append(("body_edit", outcome))
 
     def clamped(self) -> None:
         self.told.append(("clamped", ""))
@@ -105,8 +112,9 @@ class Edge:
             for endpoint in pool.endpoints:
                 self.drivers[pool.name].scraped(endpoint, an_idle_page())
         self.gate = Gate(config, self.drivers, self.recorder)
-        self.processor = ExternalProcessor(self.gate, self.recorder)
-        self.access_log = AccessLog(self.gate, self.recorder)
+        self.tracking = Tracking(self.gate, self.recorder)
+        self.processor = ExternalProcessor(self.gate, self.tracking, self.recorder)
+        self.access_log = AccessLog(self.gate, self.tracking, self.recorder)
 
     @property
     def driver(self) -> PoolDriver:
@@ -140,9 +148,9 @@ class Edge:
 Start = Callable[..., Awaitable[tuple[Edge, "Envoy"]]]  # the fixture `start`
 
 
-async def until(condition: Callable[[], object], what: str = "") -> None:
+async def until(condition: Callable[[], object], what: str = "", within_s: float = 5.0) -> None:
     """Waits for a state of the other side, and fails when it does not come."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(within_s):
         while not condition():  # noqa: ASYNC110 - the other side tells nobody
             await asyncio.sleep(0.001)
 
@@ -172,6 +180,29 @@ def request(
     attributes = {"request.size": size, "request.time": at}
     message.attributes[ATTRIBUTES].update({name: value for name, value in attributes.items() if value is not None})
     return message
+
+
+def wired(made: Request, request_body: str = "NONE", response_body: str = "NONE") -> Request:
+    """A first message that announces these body modes."""
+    modes = ext_proc_pb2.ProcessingMode.BodySendMode
+    made.protocol_config.request_body_mode = modes.Value(f"BODY_SEND_MODE_{request_body}")
+    made.protocol_config.response_body_mode = modes.Value(f"BODY_SEND_MODE_{response_body}")
+    return made
+
+
+def body(kind: str, data: bytes, end: bool = False) -> Request:
+    """A piece of a body; `kind`: request_body or response_body."""
+    made = message(kind)
+    getattr(made, kind).body = data
+    getattr(made, kind).end_of_stream = end
+    return made
+
+
+def response_headers(content_type: str = "text/event-stream", status: int = 200) -> Request:
+    made = message("response_headers")
+    for name, value in {":status": str(status), "content-type": content_type}.items():
+        made.response_headers.headers.headers.add(key=name, raw_value=value.encode())
+    return made
 
 
 def message(kind: str) -> Request:
@@ -280,8 +311,9 @@ class Envoy:
         self._process = self.channel.stream_stream(f"/{EXT_PROC_SERVICE}/Process")
         self._logs = self.channel.stream_unary(f"/{ACCESS_LOG_SERVICE}/StreamAccessLogs")
 
-    def stream(self) -> Stream:
-        return Stream(self._process())
+    def stream(self, wiring: str = "") -> Stream:
+        """`wiring`: the words that the filter's configuration says."""
+        return Stream(self._process(metadata=(("fairlane-wiring", wiring),) if wiring else ()))
 
     async def released(self, *args: Any, **facts: Any) -> tuple[Stream, str]:
         """A request that is let go at once, and its ticket."""
@@ -307,6 +339,7 @@ class Context:
         self.gone = False  # the client has left: writing fails
         self.broken = False  # writing fails, and nobody knows why
         self.aborted: grpc.StatusCode | None = None
+        self.wiring = ""
         for one in reads:
             self.reads.put_nowait(one if isinstance(one, bytes) else one.SerializeToString())
         if ends:
@@ -322,6 +355,9 @@ class Context:
         if self.gone or self.broken:
             raise grpc.aio.UsageError("RPC already finished.")
         self.written.append(Response.FromString(raw))
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return (("fairlane-wiring", self.wiring),) if self.wiring else ()
 
     def peer(self) -> str:
         return "ipv4:10.9.0.1:5555"

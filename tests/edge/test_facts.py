@@ -20,7 +20,7 @@ def test_a_whole_message() -> None:
     facts = read(
         request(
             "sim-7b",
-            {"X-Tenant": "a"},
+            {"x-tenant": "a"},
             size=4711,
             at="1970-01-01T00:01:40.25+00:00",
             max_tokens=16,
@@ -140,7 +140,7 @@ def test_a_time_without_a_zone_is_not_taken_for_local_time(monkeypatch: pytest.M
 def test_of_a_header_that_comes_twice_the_last_counts() -> None:
     """What Envoy appends stands behind what the client sent."""
     message = request(headers={"x-tenant": "the client's"})
-    message.request_headers.headers.headers.add(key="X-Tenant", raw_value=b"envoy's")
+    message.request_headers.headers.headers.add(key="x-tenant", raw_value=b"envoy's")
     assert read(message).headers["x-tenant"] == "envoy's"
 
 

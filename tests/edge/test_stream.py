@@ -14,10 +14,18 @@ from envoy_by_messages import ENGINE, Edge, Envoy, Immediate, Request, Start, he
 from extproc.core.events import Arrive, Release
 from extproc.edge import driver as driver_module
 from extproc.edge import gate as gate_module
+from extproc.edge.driver import Interrupted
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-OURS = {"x-vllm-priority", "x-fairlane-ticket", "x-fairlane-class", "x-fairlane-queue-ms", "x-fairlane-endpoint"}
+OURS = {
+    "x-vllm-priority",
+    "x-fairlane-ticket",
+    "x-fairlane-class",
+    "x-fairlane-queue-ms",
+    "x-fairlane-endpoint",
+    "x-fairlane-timing",
+}
 
 
 # -- released -------------------------------------------------------------------------------------
@@ -29,7 +37,9 @@ async def test_a_request_that_finds_room_is_let_go_at_once(start: Start) -> None
     answer = await stream.ask(request(headers={"x-tenant": "team-a"}))
     release = edge.recorder.decided[0]
     assert isinstance(release, Release)
-    assert headers_set(answer) == {
+    headers = headers_set(answer)
+    assert headers.pop("x-fairlane-timing").startswith("queue;dur=0.")
+    assert headers == {
         "x-vllm-priority": "1000",
         "x-fairlane-ticket": release.id,
         "x-fairlane-class": "default",
@@ -157,10 +167,10 @@ async def test_a_message_while_held_means_that_envoy_has_answered(start: Start) 
     held = envoy.stream()
     await held.send(request())
     await until(lambda: edge.held == 1)
-    await held.send(message("response_headers"))
-    assert await held.read() is None
-    assert await held.code() is grpc.StatusCode.OK
+    answer = await held.ask(message("response_headers"))
+    assert answer.WhichOneof("response") == "response_headers"  # Envoy waits for it
     assert edge.held == 0
+    assert await held.end() is grpc.StatusCode.OK
     assert edge.recorder.count("cancelled") == 1
 
 
@@ -445,7 +455,7 @@ async def test_hand_over_lets_go_of_what_is_held_and_of_nothing_else(
     for number, stream in enumerate(held, 1):
         await stream.send(request())
         await until(lambda number=number: edge.held == number)  # type: ignore[misc]
-    edge.processor.hand_over()
+    edge.processor.let_go(Interrupted.HANDED_OVER)
     for stream in held:
         assert await stream.read() is None  # nothing was written: Envoy may replay it
         assert await stream.code() is grpc.StatusCode.UNAVAILABLE
@@ -461,7 +471,7 @@ async def test_hand_over_lets_go_of_what_is_held_and_of_nothing_else(
 async def test_a_request_that_comes_after_the_hand_over_is_handed_over_too(start: Start) -> None:
     edge, envoy = await start()
     await envoy.released()
-    edge.processor.hand_over()
+    edge.processor.let_go(Interrupted.HANDED_OVER)
     late = envoy.stream()
     await late.send(request())
     assert await late.read() is None

@@ -11,10 +11,20 @@ from hypothesis import strategies as st
 
 from extproc.core.events import Unreachable, Usage
 from extproc.core.model import MAX_TOKENS, Source
-from extproc.edge.usage import USAGE, read, ticket_of, unreachable
+from extproc.edge.usage import USAGE, Said, ticket_of
+from extproc.edge.usage import read as read_entry
 from extproc.pb.wire.v1 import access_log_pb2
 
-COUNT, TIME, ERROR = Source.USAGE, Source.TIME, Source.ERROR
+
+def read(entry: access_log_pb2.HTTPAccessLogEntry, ticket: str) -> Usage:
+    return read_entry(entry, ticket).usage
+
+
+def said(entry: access_log_pb2.HTTPAccessLogEntry) -> Said:
+    return read_entry(entry, "t")
+
+
+COUNT, TIME, ERROR, ABORT = Source.USAGE, Source.TIME, Source.ERROR, Source.ABORT
 
 
 def test_the_ticket_is_what_we_gave_out() -> None:
@@ -39,7 +49,7 @@ def test_whether_the_endpoint_took_the_request(flags: tuple[str, ...], expected:
     entry = an_entry("t")
     for flag in flags:
         setattr(entry.common_properties.response_flags, flag, True)
-    assert unreachable(entry, "t") == expected
+    assert said(entry).unreachable == expected
 
 
 @pytest.mark.parametrize(
@@ -62,8 +72,8 @@ def test_a_request_that_broke_its_engine_s_connection_is_not_free(flag: str, sou
         (200, {"prompt_tokens": 7}, Usage("t", TIME, 7)),
         (200, {"prompt_tokens": 7, "cached_tokens": 3}, Usage("t", TIME, 7)),
         # the client left: before an answer, or during it
-        (0, {}, Usage("t", TIME)),
-        (499, {}, Usage("t", TIME)),
+        (0, {}, Usage("t", ABORT)),
+        (499, {}, Usage("t", ABORT)),
         (499, {"prompt_tokens": 7, "completion_tokens": 2}, Usage("t", COUNT, 7, 0, 2)),
         # the engine refused or failed
         (400, {}, Usage("t", ERROR)),
@@ -109,7 +119,28 @@ def test_what_counts_as_a_number_of_tokens(given: Any, count: int | None) -> Non
 
 
 def test_an_entry_without_anything() -> None:
-    assert read(access_log_pb2.HTTPAccessLogEntry(), "t") == Usage("t", TIME)
+    """No status: the client left before there was one."""
+    assert read(access_log_pb2.HTTPAccessLogEntry(), "t") == Usage("t", ABORT)
+
+
+@pytest.mark.parametrize("flag", ["downstream_connection_termination", "downstream_remote_reset"])
+def test_a_client_that_closes_after_the_last_byte_has_not_left_early(flag: str) -> None:
+    entry = an_entry("t")
+    setattr(entry.common_properties.response_flags, flag, True)
+    assert read(entry, "t") == Usage("t", ABORT)
+    entry.common_properties.time_to_last_downstream_tx_byte.nanos = 5
+    assert read(entry, "t") == Usage("t", TIME)
+
+
+@pytest.mark.parametrize("why", ["compressed", "no_object"])
+def test_why_envoy_left_a_body_as_it_was(why: str) -> None:
+    assert said(an_entry("t", body_edit=why)).unedited == why
+
+
+@pytest.mark.parametrize("word", [None, 7, "x" * 1000, "edited"])
+def test_no_other_word_becomes_a_label(word: Any) -> None:
+    assert said(an_entry("t", body_edit=word)).unedited is None
+    assert said(an_entry("t")).unedited is None
 
 
 def test_counts_of_another_namespace_are_not_ours() -> None:

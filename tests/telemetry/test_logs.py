@@ -21,6 +21,7 @@ from extproc.edge.driver import PoolDriver
 from extproc.edge.facts import FACTS
 from extproc.edge.gate import Gate
 from extproc.edge.stream import ExternalProcessor
+from extproc.edge.tracking import Tracking
 from extproc.edge.usage import TICKET
 from extproc.pb.wire.v1 import access_log_pb2, ext_proc_pb2
 from extproc.telemetry.logs import set_up
@@ -51,6 +52,9 @@ class Context:
 
     async def write(self, _: bytes) -> None: ...
 
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
     def peer(self) -> str:
         return "ipv4:10.9.0.1:5555"
 
@@ -61,7 +65,8 @@ class Context:
 def a_message() -> ext_proc_pb2.ProcessingRequest:
     key, cookie, prompt, token = SECRETS
     message = ext_proc_pb2.ProcessingRequest()
-    for name, value in (("authorization", f"Bearer {key}"), ("cookie", cookie), ("x-prompt", prompt)):
+    secret = (("authorization", f"Bearer {key}"), ("cookie", cookie), ("x-prompt", prompt))
+    for name, value in ((":method", "POST"), (":path", "/v1/completions"), *secret):
         message.request_headers.headers.headers.add(key=name, raw_value=value.encode())
     message.metadata_context.filter_metadata[FACTS].update({"model": "m", "prompt": prompt})
     message.metadata_context.filter_metadata["envoy.filters.http.jwt_authn"].update({"raw": token})
@@ -74,7 +79,8 @@ async def one_request(fault: bool) -> None:
     metrics = Metrics("test")
     driver = PoolDriver(config.pool_policy(config.pools[0]), pool["endpoints"], asyncio.get_running_loop(), metrics)  # type: ignore[arg-type]
     gate = Gate(config, {"sim": driver}, metrics)
-    processor = ExternalProcessor(gate, metrics)
+    tracking = Tracking(gate, metrics)
+    processor = ExternalProcessor(gate, tracking, metrics)
     if fault:
         driver.scheduler.apply = None  # type: ignore[assignment, method-assign]
         driver.scrape_failed("127.0.0.1:1", refused=False)
@@ -91,7 +97,7 @@ async def one_request(fault: bool) -> None:
         yield log_message.SerializeToString()
         yield log_message.SerializeToString() + b"\xff"
 
-    await AccessLog(gate, metrics).stream(messages(), None)
+    await AccessLog(gate, tracking, metrics).stream(messages(), None)
     driver.close()
 
 

@@ -13,7 +13,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
-from extproc.core.events import Refuse, Release, Settled
+from extproc.core.events import Evict, Refuse, Release, Settled
 from extproc.core.model import Source
 from extproc.core.reasons import Reason
 from extproc.core.view import ClassView, PoolView
@@ -56,7 +56,7 @@ SCRAPERS = [
 def filled() -> Metrics:
     """One of everything that can be told."""
     metrics = Metrics("1.2.3")
-    metrics.watch(lambda: [POOL], lambda: SCRAPERS)
+    metrics.watch(lambda: [POOL], lambda: SCRAPERS, lambda: 12)
     metrics.effects(
         "sim",
         [
@@ -73,6 +73,9 @@ def filled() -> Metrics:
     metrics.passed("unknown_model")
     metrics.refused("body_too_large")
     metrics.refused("queue_timeout")
+    metrics.effects("sim", [Evict("5", Reason.PREEMPTED, "why", 1, "tenant-a", "batch", 3.0)])
+    metrics.untracked()
+    metrics.body_edit("edited")
     metrics.clamped()
     metrics.fault("stream")
     metrics.access_log("matched")
@@ -137,6 +140,10 @@ def test_what_happened_is_counted() -> None:
     assert seen["fairlane_passed_requests_total", "unknown_model"] == 1
     assert seen["fairlane_clamped_requests_total",] == 1
     assert seen["fairlane_access_log_entries_total", "matched"] == 1
+    assert seen["fairlane_evicted_requests_total", "batch", "sim"] == 1
+    assert seen["fairlane_untracked_requests_total",] == 1
+    assert seen["fairlane_body_edits_total", "edited"] == 1
+    assert seen["fairlane_open_streams",] == 12
 
 
 def test_the_wait_is_a_histogram_by_outcome() -> None:
@@ -198,6 +205,9 @@ def test_before_anything_has_happened() -> None:
         ("fairlane_faults_total", "stream"): 0,
         ("fairlane_faults_total", "scheduler"): 0,
         ("fairlane_faults_total", "recording"): 0,
+        ("fairlane_faults_total", "key_file"): 0,
+        ("fairlane_untracked_requests_total",): 0,
+        ("fairlane_open_streams",): 0,
     }
 
 

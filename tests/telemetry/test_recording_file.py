@@ -294,7 +294,7 @@ def test_each_pool_has_a_file_of_its_own(file: str, expected: str) -> None:
     ("data", "words"),
     [
         ({"file": ""}, "at least 1 character"),
-        ({"file": True}, "no key here is a switch"),
+        ({"file": True}, "this key is no switch"),
         ({"max_size": "1KiB"}, "at least 64KiB"),
         ({"max_size": 5}, "its unit"),
         ({"keep": 0}, "greater than or equal to 1"),

@@ -1,0 +1,45 @@
+"""Reads a stream's first message also where a client's bytes have made it one that a protobuf parser refuses.
+
+A protobuf text must be UTF-8. Envoy does not check: a client's `x-request-id` of any bytes becomes the attribute
+`request.id`, and the parser refuses the whole message. Were that a fault, such a request would pass unscheduled. So the
+values that cannot be read are left out, and the rest counts. It costs nothing while all is well.
+"""
+
+from __future__ import annotations
+
+from google.protobuf.message import DecodeError
+from google.protobuf.struct_pb2 import Struct, Value
+
+from extproc.pb.wire.v1 import ext_proc_pb2, lenient_pb2
+
+
+def first_message(raw: bytes) -> ext_proc_pb2.ProcessingRequest:
+    """Raises DecodeError for what is no message at all."""
+    try:
+        return ext_proc_pb2.ProcessingRequest.FromString(raw)
+    except DecodeError:
+        pass
+    # What it does not know, such as the headers, it keeps as it came.
+    lenient = lenient_pb2.LenientProcessingRequest.FromString(raw)
+    for structs in (lenient.metadata_context.filter_metadata, lenient.attributes):
+        for name, struct in structs.items():
+            structs[name] = _readable(struct)
+    return ext_proc_pb2.ProcessingRequest.FromString(lenient.SerializeToString())
+
+
+def _readable(struct: bytes) -> bytes:
+    """A serialised Struct without the values that cannot be read."""
+    if _reads(Struct, struct):
+        return struct
+    fields = lenient_pb2.LenientStruct.FromString(struct).fields
+    return lenient_pb2.LenientStruct(
+        fields={name: value for name, value in fields.items() if _reads(Value, value)}
+    ).SerializeToString()
+
+
+def _reads(kind: type[Struct] | type[Value], raw: bytes) -> bool:
+    try:
+        kind.FromString(raw)
+    except DecodeError:
+        return False
+    return True

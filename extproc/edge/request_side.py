@@ -1,0 +1,234 @@
+"""The request's way through a stream: when enough is known to decide, and how it is let go.
+
+AtHeaders   the facts came with the headers: it is held there, in silence, and Envoy replays it if this process dies.
+            A body that comes afterwards in one piece is edited then.
+AtBody      no facts: the headers are answered first, and it is held at its body. No replay from there on.
+Duplex      the body comes in pieces while the headers wait, and is given back in pieces. Nothing is written before
+            the release; Envoy replays what fits into its own buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from extproc.core.reasons import Reason
+from extproc.edge import facts as facts_of
+from extproc.edge.body_edit import append_members
+from extproc.edge.exchange import Exchange
+from extproc.edge.facts import Facts
+from extproc.edge.recorder import Recorder
+from extproc.edge.release_answer import release
+from extproc.edge.replies import refuse
+from extproc.edge.usage import TICKET
+from extproc.edge.wire import go_on, request_body_answer, request_headers_answer, streamed_body
+from extproc.pb.wire.v1 import ext_proc_pb2
+
+PRIORITY = "x-vllm-priority"
+CLASS, QUEUE_MS, ENDPOINT, TIMING = (
+    "x-fairlane-class",
+    "x-fairlane-queue-ms",
+    "x-fairlane-endpoint",
+    "x-fairlane-timing",
+)
+OURS = (PRIORITY, TICKET, CLASS, QUEUE_MS, ENDPOINT, TIMING)
+
+# Envoy keeps about 64 KiB of a streamed body for a replay.
+_REPLAYED_BYTES = 48 * 1024
+_PIECE = 256 * 1024
+
+_NOT_UTF8 = refuse(Reason.INVALID_REQUEST, "the body must be UTF-8: its priority cannot be set otherwise")
+_CONTINUE_HEADERS = request_headers_answer({}, OURS)
+
+
+@dataclass(slots=True)
+class Grant:
+    """What a released request takes with it."""
+
+    headers: Mapping[str, str]
+    endpoint: str
+    members: bytes  # to append to its JSON body; empty: the body stays as it is
+
+
+class TooLargeError(Exception):
+    """The body has more bytes than may be read. Carries the limit."""
+
+
+class RequestSide(Protocol):
+    async def facts(self, facts: Facts) -> Facts | None:
+        """`facts` with all that will be known before the decision; None: the stream is over. Raises TooLargeError."""
+
+    async def release(self, grant: Grant) -> None: ...
+
+    async def pass_on(self) -> None:
+        """Let the request go as it came."""
+
+    def later(self, kind: str, message: ext_proc_pb2.ProcessingRequest | None, /) -> bytes | None:
+        """The answer to a message of the request that comes after it was let go. `message`: None where only its kind
+        was kept."""
+
+
+def side_of(
+    exchange: Exchange, first: ext_proc_pb2.ProcessingRequest, facts: Facts, recorder: Recorder, max_body: int
+) -> RequestSide:
+    """The way that this stream's wiring asks for. `max_body`: bytes of a body that is read here."""
+    shape = exchange.shape
+    has_body = not first.request_headers.end_of_stream
+    if has_body and shape.duplex_request:
+        return Duplex(exchange, recorder, max_body)
+    if has_body and shape.whole_body and not facts.known:
+        return AtBody(exchange, recorder, max_body)
+    return AtHeaders(exchange, recorder, body_follows=has_body and shape.whole_body)
+
+
+class AtHeaders:
+    def __init__(self, exchange: Exchange, recorder: Recorder, *, body_follows: bool) -> None:
+        self._exchange = exchange
+        self._recorder = recorder
+        self._body_follows = body_follows
+        self._members = b""
+
+    async def facts(self, facts: Facts) -> Facts | None:
+        return facts
+
+    async def release(self, grant: Grant) -> None:
+        append = ""
+        if self._body_follows:
+            self._members = grant.members
+        elif grant.members:
+            append = grant.members.decode()
+        await self._exchange.answer(release(grant.headers, grant.endpoint, append))
+
+    async def pass_on(self) -> None:
+        await self._exchange.answer(_CONTINUE_HEADERS)
+
+    def later(self, kind: str, message: ext_proc_pb2.ProcessingRequest | None) -> bytes | None:
+        if kind == "request_body" and message is not None and self._members:
+            members, self._members = self._members, b""
+            body = message.request_body.body
+            if _is_wide(body):
+                return _NOT_UTF8
+            edited = _edited(body, members, self._recorder)
+            if edited is not None:
+                return request_body_answer({}, body=edited)
+        return go_on(kind)
+
+
+class AtBody:
+    def __init__(self, exchange: Exchange, recorder: Recorder, max_body: int) -> None:
+        self._exchange = exchange
+        self._recorder = recorder
+        self._max_body = max_body
+        self._body: bytes | None = None
+
+    async def facts(self, facts: Facts) -> Facts | None:
+        exchange = self._exchange
+        exchange.replayable = False
+        await exchange.write(_CONTINUE_HEADERS)
+        message = await exchange.read()
+        while message is not None and message.WhichOneof("request") == "request_trailers":
+            await exchange.write(go_on("request_trailers") or b"")
+            message = await exchange.read()
+        if message is None:
+            return None
+        if message.WhichOneof("request") != "request_body":
+            await exchange.write(go_on(message.WhichOneof("request") or "") or b"")
+            return None  # Envoy has answered the client itself
+        self._body = message.request_body.body
+        if len(self._body) > self._max_body:
+            raise TooLargeError(f"the body has {len(self._body)} bytes")
+        return facts_of.with_body(facts, self._body)
+
+    async def release(self, grant: Grant) -> None:
+        if grant.members and _is_wide(self._body or b""):
+            await self._exchange.answer(_NOT_UTF8)
+            return
+        edited = _edited(self._body or b"", grant.members, self._recorder) if grant.members else None
+        await self._exchange.answer(request_body_answer(grant.headers, (), grant.endpoint, edited))
+        self._body = None
+
+    async def pass_on(self) -> None:
+        if self._body is None:
+            self._exchange.answered = True  # the body's own answer follows when it comes
+            return
+        await self._exchange.answer(go_on("request_body") or b"")
+
+    def later(self, kind: str, _: ext_proc_pb2.ProcessingRequest | None) -> bytes | None:
+        return go_on(kind)
+
+
+class Duplex:
+    def __init__(self, exchange: Exchange, recorder: Recorder, max_body: int) -> None:
+        self._exchange = exchange
+        self._recorder = recorder
+        self._max_body = max_body
+        self._body = bytearray()
+        self._ended = False  # the whole body is here
+        self._trailers = False  # and trailers came after it
+        self._passing = False  # it goes on piece by piece, as it comes
+
+    async def facts(self, facts: Facts) -> Facts | None:
+        while not self._ended:
+            message = await self._exchange.read()
+            if message is None:
+                return None
+            kind = message.WhichOneof("request") or ""
+            if kind == "request_body":
+                self._body += message.request_body.body
+                self._ended = message.request_body.end_of_stream
+                self._exchange.replayable = len(self._body) <= _REPLAYED_BYTES
+                if len(self._body) > self._max_body:
+                    raise TooLargeError(f"the body has more than {len(self._body)} bytes")
+            elif kind == "request_trailers":
+                self._ended = self._trailers = True
+            else:
+                await self._exchange.write(go_on(kind) or b"")
+                return None  # Envoy has answered the client itself
+        return facts_of.with_body(facts, bytes(self._body))
+
+    async def release(self, grant: Grant) -> None:
+        if grant.members and _is_wide(self._body):
+            await self._exchange.answer(_NOT_UTF8)
+            return
+        edited = _edited(bytes(self._body), grant.members, self._recorder) if grant.members else None
+        await self._exchange.write(release(grant.headers, grant.endpoint))
+        await self._give_back(bytes(self._body) if edited is None else edited)
+
+    async def pass_on(self) -> None:
+        await self._exchange.write(_CONTINUE_HEADERS)
+        await self._give_back(bytes(self._body))
+
+    async def _give_back(self, body: bytes) -> None:
+        exchange = self._exchange
+        exchange.answered = True
+        self._passing = not self._ended
+        self._body = bytearray()
+        last = self._ended and not self._trailers
+        for start in range(0, len(body) or int(last), _PIECE):
+            piece = body[start : start + _PIECE]
+            await exchange.write(streamed_body("request_body", piece, last and start + _PIECE >= len(body)))
+        if self._trailers:
+            await exchange.write(go_on("request_trailers") or b"")
+
+    def later(self, kind: str, message: ext_proc_pb2.ProcessingRequest | None) -> bytes | None:
+        if not self._passing or message is None:
+            return None  # the body has ended before: Envoy 1.35 to 1.37 send the end of a large one twice
+        if kind == "request_body":
+            body = message.request_body
+            self._passing = not body.end_of_stream
+            return streamed_body("request_body", body.body, body.end_of_stream)
+        self._passing = False
+        return go_on(kind)
+
+
+def _is_wide(body: bytes | bytearray) -> bool:
+    """Whether it is UTF-16 or UTF-32, which Python's json reads and nothing can be appended to: a client's own priority
+    would count."""
+    return 0 in body[:4]
+
+
+def _edited(body: bytes, members: bytes, recorder: Recorder) -> bytes | None:
+    edited = append_members(body, members)
+    recorder.body_edit("edited" if edited is not None else "no_object")
+    return edited
