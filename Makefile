@@ -6,14 +6,16 @@ STAMP := $(VENV)/.installed
 # arguments for `fairlane`: make up ARGS="--envoy-port 11000"
 ARGS ?=
 
-.PHONY: up demo test test-fast lint types contracts proto clean help
+.PHONY: up demo test test-fast test-envoys envoy-files lint types contracts proto clean help
 
 help:
 	@echo "make up         the whole stack in the foreground: Envoy, Fairlane, two simulated engines"
 	@echo "make demo       the showcase: a noisy tenant, with and without Fairlane (about a minute)"
 	@echo "make test       every test"
 	@echo "make test-fast  the tests that need no Envoy and are not marked slow (under a minute)"
+	@echo "make test-envoys  what depends on Envoy's version, against Envoy 1.36 to 1.40 (some minutes)"
 	@echo "make lint types contracts    ruff, mypy --strict, import-linter"
+	@echo "make envoy-files  write the files in envoy/ that are made from envoy.yaml and lua/"
 	@echo "make proto      generate extproc/pb from proto/"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -35,6 +37,9 @@ test: $(STAMP)
 test-fast: $(STAMP)
 	@exec $(BIN)/python -m pytest -m "not e2e and not slow" $(ARGS)
 
+test-envoys: $(STAMP)
+	@exec $(BIN)/python tools/test_envoys.py $(ARGS)
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -44,6 +49,9 @@ types: $(STAMP)
 
 contracts: $(STAMP)
 	$(BIN)/lint-imports
+
+envoy-files: $(STAMP)
+	$(BIN)/python -m extproc.wiring.shipped
 
 proto: $(STAMP)
 	$(BIN)/python tools/gen_proto.py

@@ -10,6 +10,7 @@ import click
 _COMMANDS = {
     "core": "extproc.cli.bench_core:core",
     "fairness": "extproc.cli.bench_fairness:fairness",
+    "wire": "extproc.cli.bench_wire:wire",
 }
 
 
@@ -28,4 +29,4 @@ class _Lazy(click.Group):
 
 @click.group("bench", cls=_Lazy)
 def bench() -> None:
-    """Benchmarks: fairness in virtual time, and the speed of the core."""
+    """Benchmarks: fairness in virtual time, the speed of the core, and the gateway on the wire."""

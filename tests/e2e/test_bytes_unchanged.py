@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -15,11 +16,18 @@ from rig import CHAT, COMPLETIONS, Rig, running
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
-OURS = {"x-vllm-priority", "x-fairlane-ticket", "x-fairlane-class", "x-fairlane-queue-ms", "x-fairlane-endpoint"}
+OURS = {
+    "x-vllm-priority",
+    "x-fairlane-ticket",
+    "x-fairlane-class",
+    "x-fairlane-queue-ms",
+    "x-fairlane-endpoint",
+    "x-fairlane-timing",
+}
 # Envoy's own additions, which it makes for any upstream
 ENVOYS = {"x-forwarded-proto", "x-forwarded-for", "x-request-id", "x-envoy-internal", "x-envoy-external-address"}
 ENVOYS_ON_ANSWERS = {"server", "date", "x-envoy-upstream-service-time"}
-OURS_ON_ANSWERS = {"x-fairlane-class", "x-fairlane-queue-ms", "x-fairlane-endpoint"}
+OURS_ON_ANSWERS = {"x-fairlane-class", "x-fairlane-queue-ms", "x-fairlane-endpoint", "server-timing"}
 
 USAGE = '"usage":{"prompt_tokens":3,"total_tokens":10,"completion_tokens":7}'
 ODD_JSON = (
@@ -180,8 +188,9 @@ async def test_request_headers(rig: Rig, upstream: Upstream) -> None:
     assert got["x-fairlane-endpoint"] == str(upstream.at)
     assert got["x-fairlane-queue-ms"].isdigit()
     assert got["x-fairlane-ticket"]
+    assert re.fullmatch(r"queue;dur=\d+\.\d", got["x-fairlane-timing"])
     for name in OURS_ON_ANSWERS:
-        assert answer.headers[name] == got[name]
+        assert answer.headers[name] == got["x-fairlane-timing" if name == "server-timing" else name]
 
 
 FORGED = [

@@ -13,7 +13,7 @@ ROUTES = [
     ("GET", "/version", 200),
     ("GET", CHAT, 405),
     ("DELETE", COMPLETIONS, 405),
-    ("POST", "/v1/embeddings", 404),
+    ("POST", "/tokenize", 404),
     ("POST", "/v1/completions/", 404),
     ("GET", "/", 404),
 ]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 from rig import CHAT, Rig, chat, running
-
-from extproc.cli import envoy_file
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="session")]
 
@@ -27,15 +26,15 @@ async def raw(rig: Rig, version: str, body: bytes, sent: int | None = None) -> b
         writer.close()
 
 
-async def test_half_a_body_is_cut_and_a_held_request_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_half_a_body_is_cut_and_a_held_request_is_not(tmp_path: Path) -> None:
     """The limit is 1 s here. While the first request hangs in the engine, the second one is held for longer."""
-    shipped = envoy_file.path().read_text()
-    file = tmp_path / "short.yaml"
-    file.write_text(shipped.replace("request_timeout: 300s", "request_timeout: 1s"))
-    assert file.read_text() != shipped
-    monkeypatch.setattr(envoy_file, "path", lambda: file)
+
+    def cut_soon(envoy: dict[str, Any]) -> None:
+        manager = envoy["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]
+        manager["request_timeout"] = "1s"
+
     one = {"classes": {"default": {"rank": 1, "priority": 0, "max_in_flight": 1}}}
-    async with running(tmp_path / "run", config=one) as rig:
+    async with running(tmp_path, config=one, envoy_patch=cut_soon) as rig:
         async with rig.hung_engines():
             first = rig.start(chat())
             await rig.until_inside(1)

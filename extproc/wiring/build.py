@@ -1,0 +1,163 @@
+"""A complete Envoy configuration out of a description and addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from extproc.wiring import base_file, steps
+from extproc.wiring.base_file import EnvoyFileError
+from extproc.wiring.description import Wiring, WiringError
+from extproc.wiring.parts import EXT_PROC, FAIRLANE, ROUTER, Address, Data, Parts, named, unshared
+
+_STEPS = (
+    steps.profile,
+    steps.facts,
+    steps.identity,
+    steps.append,
+    steps.usage,
+    steps.first_byte,
+    steps.routes,
+    steps.words,
+)
+# Requests are spread over the replicas by this header: Envoy sets it on every request.
+_PIN = "x-request-id"
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where everything is. The defaults are those of the base file and of `fairlane.yaml`."""
+
+    listener: Address = ("127.0.0.1", 10_000)
+    admin: Address = ("127.0.0.1", 9_901)
+    ext_proc: Sequence[Address] = (("127.0.0.1", 50_051),)  # one for each replica of Fairlane
+    engines: Sequence[Address] = (("127.0.0.1", 8_001), ("127.0.0.1", 8_002))
+
+    def __post_init__(self) -> None:
+        if not self.engines:
+            raise ValueError("at least one engine is needed")
+        if not self.ext_proc:
+            raise ValueError("at least one address of Fairlane is needed")
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """`differs`: from the base file, and why; `degraded`: what is done another way since this Envoy lacks it."""
+
+    config: Data
+    differs: tuple[str, ...]
+    degraded: tuple[str, ...]
+
+
+def build(wiring: Wiring, addresses: Addresses, source: Path | None = None) -> Built:
+    """`source`: another base file than the shipped one. Raises EnvoyFileError and WiringError."""
+    if wiring.profile == "strict" and wiring.envoy <= 36 and len(addresses.ext_proc) > 1:
+        raise WiringError(
+            f"profile strict with several replicas of Fairlane: Envoy 1.{wiring.envoy} cannot bring both filters to "
+            "the same replica (a cluster's hash_policy came with 1.37); take one replica, or a later Envoy"
+        )
+    parts, source = _base(addresses, source)
+    try:
+        differs = [text for step in _STEPS for text in step(parts, wiring)]
+        degraded = list(steps.version(parts, wiring))
+        parts.set_endpoints(parts.fairlane, addresses.ext_proc)
+        if len(addresses.ext_proc) > 1:
+            differs += _several(parts, pinned=wiring.profile == "strict")
+    except (KeyError, IndexError, TypeError) as error:
+        raise _form(source, error) from error
+    return Built(parts.config, tuple(differs), tuple(degraded))
+
+
+def without_fairlane(addresses: Addresses, source: Path | None = None) -> Data:
+    """Envoy as it would be without Fairlane, for comparison: no filters, no access log, round robin over the engines.
+
+    Raises EnvoyFileError."""
+    parts, source = _base(addresses, source)
+    try:
+        parts.filters[:] = [named(parts.filters, ROUTER)]
+        del parts.manager["access_log"]
+        for route in parts.routes:
+            for ours in ("typed_per_filter_config", "request_headers_to_add", "response_headers_to_add"):
+                route.pop(ours, None)
+        # Envoy's own default, round robin. The fallback, least request, spreads a burst less evenly: one engine then
+        # runs dry before the other, and a comparison would flatter Fairlane.
+        del parts.engines["load_balancing_policy"]
+        parts.clusters.remove(parts.fairlane)
+    except (KeyError, IndexError, TypeError) as error:
+        raise _form(source, error) from error
+    return parts.config
+
+
+def _base(addresses: Addresses, source: Path | None) -> tuple[Parts, Path]:
+    source = source or base_file.path()
+    config = unshared(base_file.load(source))
+    try:
+        parts = Parts(config)
+        parts.set_address(config["admin"], addresses.admin)
+        parts.set_address(parts.listener, addresses.listener)
+        parts.set_endpoints(parts.engines, addresses.engines)
+        if not parts.has(EXT_PROC):
+            raise KeyError(f"nothing is named {EXT_PROC!r}")
+        named(parts.clusters, FAIRLANE)
+    except (KeyError, IndexError, TypeError) as error:
+        raise _form(source, error) from error
+    return parts, source
+
+
+def _several(parts: Parts, *, pinned: bool) -> list[str]:
+    """More than one replica of Fairlane."""
+    parts.fairlane["health_checks"] = [
+        {
+            "timeout": "1s",
+            "interval": "2s",
+            # Without it an idle replica is asked every 60 s only.
+            "no_traffic_interval": "2s",
+            "unhealthy_threshold": 2,
+            "healthy_threshold": 1,
+            "grpc_health_check": {},
+        }
+    ]
+    # Else Envoy's workers learn of a replica that is down up to a second later than its health checks do.
+    parts.fairlane["common_lb_config"] = {"update_merge_window": "0s"}
+    said = ["Several replicas of Fairlane: health checks find the one that is stopping or frozen."]
+    said += _log_of_each(parts)
+    if pinned:
+        parts.fairlane["lb_policy"] = "RING_HASH"
+        for each in parts.ext_procs:
+            service = each["typed_config"]["grpc_service"]
+            service["initial_metadata"] = [
+                *service.get("initial_metadata", []),
+                {"key": _PIN, "value": f"%REQ({_PIN})%"},
+            ]
+        # Of the cluster: a route's hash policy says where its own requests go, not those of its filters.
+        (options,) = parts.fairlane["typed_extension_protocol_options"].values()
+        options["hash_policy"] = [{"header": {"header_name": _PIN}}]
+        said.append(f"fairlane.hold and fairlane.track reach the same replica by a hash of {_PIN}.")
+    return said
+
+
+def _log_of_each(parts: Parts) -> list[str]:
+    """Envoy's log chooses a replica when it opens its stream, and stays with it: with one log half of the requests
+    would be told to a replica that did not release them."""
+    logs = parts.manager.get("access_log")
+    if not logs:
+        return []
+    (log,) = logs
+    replicas = parts.fairlane["load_assignment"]["endpoints"][0]["lb_endpoints"]
+    parts.manager["access_log"] = []
+    for number, endpoint in enumerate(replicas, 1):
+        name = f"{FAIRLANE}-log-{number}"
+        cluster, own = unshared(parts.fairlane), unshared(log)
+        cluster["name"] = cluster["load_assignment"]["cluster_name"] = name
+        cluster["load_assignment"]["endpoints"] = [{"lb_endpoints": [unshared(endpoint)]}]
+        del cluster["health_checks"]  # no other one could take the entries
+        parts.clusters.append(cluster)
+        own["name"] = name
+        own["typed_config"]["common_config"]["grpc_service"]["envoy_grpc"]["cluster_name"] = name
+        parts.manager["access_log"].append(own)
+    return ["Each replica gets the access log, by a cluster of its own: the one that released a request counts it."]
+
+
+def _form(source: Path, error: Exception) -> EnvoyFileError:
+    return EnvoyFileError(f"{source}: has not the expected form: {type(error).__name__} {error}")

@@ -1,0 +1,74 @@
+"""A description of Envoy's side out of `fairlane.yaml`: what both have to say, said once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from extproc.config.model import Config
+from extproc.config.units import split_host_port
+from extproc.wiring.build import Addresses
+from extproc.wiring.description import Wiring
+from extproc.wiring.parts import Address
+
+_CERTIFICATE = {
+    "uri_san": "connection.uri_san_peer_certificate",
+    "dns_san": "connection.dns_san_peer_certificate",
+    "subject": "connection.subject_peer_certificate",
+    "sha256": "connection.sha256_peer_certificate_digest",
+}
+
+
+def wiring(config: Config, **chosen: Any) -> Wiring:
+    """`chosen`: fields of Wiring that the file does not decide, or that are to be otherwise. Raises WiringError."""
+    sources = [*config.identity.tenant, *config.identity.request_class]
+    by_header = any(pool.priority_via in ("header", "both") for pool in config.pools)
+    given: dict[str, Any] = {
+        "first_byte": any(cls.preemptible for cls in config.classes.values()),
+        "queued": tuple(config.requests.queued),
+        "max_body": config.requests.max_body,
+        "default_priority": config.classes[config.default_class].priority if by_header else None,
+        "attributes": tuple(_CERTIFICATE[each.certificate.which] for each in sources if each.certificate),
+        "namespaces": tuple(each.metadata.namespace for each in sources if each.metadata),
+    }
+    if chosen.get("profile", "standard") in ("standard", "strict"):
+        given["append"] = edits_body(config)
+    return Wiring(**{**given, **chosen})
+
+
+def edits_body(config: Config) -> bool:
+    """Whether Fairlane wants anything in the JSON body that the client did not write."""
+    return config.requests.include_usage == "inject" or any(
+        pool.priority_via in ("body", "both") for pool in config.pools
+    )
+
+
+def addresses(config: Config, **chosen: Any) -> Addresses:
+    """Fairlane and the engines as the file has them. `chosen`: fields of Addresses to be otherwise."""
+    engines = [address for pool in config.pools for address in map(split_host_port, pool.endpoints)]
+    return Addresses(
+        **{
+            "ext_proc": [_reachable(split_host_port(config.listen.ext_proc))],
+            "engines": list(dict.fromkeys(engines)),
+            **chosen,
+        }
+    )
+
+
+def notes(config: Config, described: Wiring) -> Iterator[str]:
+    """What a configuration made from the file cannot do."""
+    if len(config.pools) > 1:
+        yield (
+            f"There are {len(config.pools)} pools and one cluster of engines: what passes unscheduled, Fairlane being "
+            "away, goes to any engine. Give each pool a cluster and a route if their models differ."
+        )
+    if described.profile in ("standard", "strict") and not described.append and edits_body(config):
+        yield (
+            "fairlane.yaml wants the body edited (priority_via or include_usage), and the Lua filter that does it was "
+            "left out: bodies reach the engines as they came."
+        )
+
+
+def _reachable(at: Address) -> Address:
+    """A service that listens on every address is reached on the loopback."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(at[0], at[0]), at[1]  # noqa: S104 - compared, not bound

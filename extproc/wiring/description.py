@@ -1,0 +1,129 @@
+"""What can be chosen about Envoy's side, and what cannot be chosen together."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from extproc.config.requests import QUEUED_PATHS
+
+Profile = Literal["standard", "strict", "body", "duplex"]
+Usage = Literal["access_log", "stream", "estimate"]
+Facts = Literal["json", "lua", "none"]
+
+OLDEST, NEWEST = 36, 40
+"""Minor versions of Envoy 1.x for which configurations are made and tested."""
+
+LONGEST_PATH = 80
+"""Bytes of a queued path."""
+
+_VERSION = re.compile(r"v?1\.(\d{1,3})(?:\.\d{1,3})?")
+
+
+class WiringError(Exception):
+    """What was asked for cannot be. The message names cause and cure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """One way to put Envoy before Fairlane. Raises WiringError for choices that exclude each other.
+
+    profile           standard: the body stays in Envoy, a request passes when Fairlane is away.
+                      strict: the same, but a request that was not scheduled is refused.
+                      body: the body comes to Fairlane in one piece, after the request was released.
+                      duplex: it comes in pieces, before the request is queued.
+    usage             access_log: Envoy reads token counts out of the answer.
+                      stream: the answer goes through Fairlane, which reads them.
+                      estimate: nobody does.
+    facts             json: Envoy reads model and lengths out of the body.
+                      lua: and a filter in Lua the text's length, images and prefixes.
+                      none: only Fairlane looks into the body (profiles body and duplex).
+                      None: json, except in the profile duplex.
+    envoy             minor version: 40 for 1.40
+    append            a filter in Lua appends `priority`, and what else Fairlane asks for, to the JSON body
+                      (profiles standard and strict; in the others Fairlane does that itself)
+    first_byte        Fairlane is shown the answer's headers, so that it knows what it may still preempt
+    queued            paths; `*/x` is /x below any prefix
+    max_body          bytes; more is 413
+    default_priority  what an engine is told about requests that pass unscheduled; None: no header
+    attributes        that Fairlane is told besides those of the base file: what identifies a client's certificate
+    namespaces        of dynamic metadata that it is told: where identity filters leave their claims
+    """
+
+    profile: Profile = "standard"
+    usage: Usage = "access_log"
+    facts: Facts | None = None
+    envoy: int = NEWEST
+    append: bool = False
+    first_byte: bool = False
+    queued: tuple[str, ...] = QUEUED_PATHS
+    max_body: int = 32 * 1024**2
+    default_priority: int | None = 1_000_000
+    attributes: tuple[str, ...] = ()
+    namespaces: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("profile", self.profile, get_args(Profile)),
+            ("usage", self.usage, get_args(Usage)),
+            ("facts", self.facts, (*get_args(Facts), None)),
+        ):
+            if value not in known:
+                raise WiringError(f"{name}: there is no {value!r}; there are {', '.join(filter(None, known))}")
+        if not OLDEST <= self.envoy <= NEWEST:
+            raise WiringError(
+                f"Envoy 1.{self.envoy}: configurations are made and tested for 1.{OLDEST} to 1.{NEWEST}; "
+                "for a later Envoy take the last of these"
+            )
+        if self.facts == "none" and not self.body_in_fairlane:
+            raise WiringError(
+                f"facts none: in the profile {self.profile} the body stays in Envoy, so nobody would know the model; "
+                "take facts json, or the profile body"
+            )
+        if self.profile == "duplex" and self.facts in ("json", "lua"):
+            raise WiringError(
+                f"facts {self.facts}: it would hold the whole body in Envoy before the first piece of it reaches "
+                "Fairlane, which is what the profile duplex avoids; leave facts out, or take the profile body"
+            )
+        if self.append and self.body_in_fairlane:
+            raise WiringError(
+                f"append: in the profile {self.profile} Fairlane itself edits the body; leave the Lua filter out"
+            )
+        if not self.queued:
+            raise WiringError("queued: name at least one path, or nothing would reach Fairlane")
+        for path in self.queued:
+            if len(path.encode()) > LONGEST_PATH:
+                raise WiringError(
+                    f"queued: {path[:30]!r}... is longer than {LONGEST_PATH} bytes, and Envoy refuses patterns of more "
+                    f"than 100 RE2 instructions; write its end as */..."
+                )
+
+    @property
+    def body_in_fairlane(self) -> bool:
+        return self.profile in ("body", "duplex")
+
+    @property
+    def facts_used(self) -> Facts:
+        """`facts`, or the profile's own."""
+        return self.facts or ("none" if self.profile == "duplex" else "json")
+
+    @property
+    def oldest_envoy(self) -> int:
+        """Minor version of the first Envoy that takes the configuration."""
+        if self.envoy <= 36:
+            return self.envoy
+        return 37 if self.usage != "access_log" else min(self.envoy, 38)
+
+    @property
+    def response_headers_sent(self) -> bool:
+        """Whether Fairlane sees the answer's headers. What it cannot see in the messages has to be said to it."""
+        return self.first_byte or self.usage == "stream"
+
+
+def minor_version(text: str) -> int:
+    """40 for `1.40`, `1.40.0` or `v1.40.0`. Raises WiringError."""
+    match = _VERSION.fullmatch(text.strip())
+    if match is None:
+        raise WiringError(f"{text!r} is no version of Envoy: expected one like 1.40 or 1.40.0")
+    return int(match[1])

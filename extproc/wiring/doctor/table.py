@@ -1,0 +1,33 @@
+"""All checks, in the order in which they are told. A new one goes into the module of its subject."""
+
+from __future__ import annotations
+
+from extproc.wiring.doctor import (
+    away,
+    capacity,
+    clusters,
+    coverage,
+    engines,
+    facts,
+    order,
+    processor,
+    routes,
+    timers,
+    usage,
+)
+from extproc.wiring.doctor.check import Check
+
+SUBJECTS: dict[str, tuple[Check, ...]] = {
+    "What was looked at": coverage.CHECKS,
+    "Clocks": timers.CHECKS,
+    "Limits": capacity.CHECKS,
+    "The ext_proc filter": processor.CHECKS,
+    "When Fairlane is away": away.CHECKS,
+    "Facts and body": facts.CHECKS,
+    "Token counts": usage.CHECKS,
+    "Order of filters": order.CHECKS,
+    "Clusters": clusters.CHECKS,
+    "Routes and headers": routes.CHECKS,
+    "Engines": engines.CHECKS,
+}
+CHECKS: tuple[Check, ...] = tuple(check for checks in SUBJECTS.values() for check in checks)
