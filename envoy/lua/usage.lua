@@ -27,6 +27,10 @@ local WANTED = {
   ["message.usage.input_tokens"] = "prompt_tokens",
   ["usage.input_tokens"] = "prompt_tokens",
   ["usage.output_tokens"] = "completion_tokens",
+  ["message.usage.cache_read_input_tokens"] = "cache_read_tokens",
+  ["message.usage.cache_creation_input_tokens"] = "cache_creation_tokens",
+  ["usage.cache_read_input_tokens"] = "cache_read_tokens",
+  ["usage.cache_creation_input_tokens"] = "cache_creation_tokens",
   -- TGI
   ["details.input_length"] = "prompt_tokens",
   ["details.generated_tokens"] = "completion_tokens",

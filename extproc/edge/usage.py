@@ -71,8 +71,15 @@ def _usage(
     flags: access_log_pb2.ResponseFlags | None,
 ) -> Usage:
     prompt, output = _tokens(fields.get("prompt_tokens")), _tokens(fields.get("completion_tokens"))
+    cached = _tokens(fields.get("cached_tokens")) or 0
+    if "cache_read_tokens" in fields or "cache_creation_tokens" in fields:
+        # Anthropic's input_tokens are what was neither read from the cache nor written to it.
+        cached = _tokens(fields.get("cache_read_tokens")) or 0
+        prompt = (prompt or 0) + cached + (_tokens(fields.get("cache_creation_tokens")) or 0)
+    if output is None and prompt is not None and (total := _tokens(fields.get("total_tokens"))) is not None:
+        output = max(0, total - prompt)  # embeddings of some engines name no completion_tokens
     if output is not None:
-        return Usage(ticket, Source.USAGE, prompt, _tokens(fields.get("cached_tokens")) or 0, output)
+        return Usage(ticket, Source.USAGE, prompt, cached, output)
     # 499 is Envoy's own word for a client that left: what ran until then was served.
     if flags is not None and _broke(flags):
         # It ran until then. Were it free of charge, a tenant whose requests break engines would always be next.

@@ -67,6 +67,15 @@ def test_a_request_that_broke_its_engine_s_connection_is_not_free(flag: str, sou
         (200, {"prompt_tokens": 7, "completion_tokens": 5}, Usage("t", COUNT, 7, 0, 5)),
         (200, {"prompt_tokens": 7, "completion_tokens": 5, "cached_tokens": 3}, Usage("t", COUNT, 7, 3, 5)),
         (200, {"completion_tokens": 0}, Usage("t", COUNT, None, 0, 0)),
+        # Anthropic's split of the prompt: 7 new tokens, 100 read from the cache, 20 written to it
+        (
+            200,
+            {"prompt_tokens": 7, "cache_read_tokens": 100, "cache_creation_tokens": 20, "completion_tokens": 5},
+            Usage("t", COUNT, 127, 100, 5),
+        ),
+        (200, {"prompt_tokens": 7, "total_tokens": 7}, Usage("t", COUNT, 7, 0, 0)),  # embeddings
+        (200, {"prompt_tokens": 7, "total_tokens": 3}, Usage("t", COUNT, 7, 0, 0)),
+        (200, {"total_tokens": 9}, Usage("t", TIME)),
         # an answer without a count: by time, with the prompt where that much is known
         (200, {}, Usage("t", TIME)),
         (200, {"prompt_tokens": 7}, Usage("t", TIME, 7)),

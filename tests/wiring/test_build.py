@@ -193,6 +193,7 @@ def test_identity_is_asked_for() -> None:
     assert config["metadata_options"]["forwarding_namespaces"]["untyped"] == [
         "fairlane.request",
         "envoy.filters.http.jwt_authn",
+        "envoy.filters.http.ext_authz",
         namespace,
     ]
 

@@ -28,16 +28,24 @@ _BOTH: tuple[_Selector, ...] = (
     (("usage", "prompt_tokens_details", "cached_tokens"), "cached_tokens"),
     (("usage", "input_tokens"), "prompt_tokens"),
     (("usage", "output_tokens"), "completion_tokens"),
+    (("usage", "cache_read_input_tokens"), "cache_read_tokens"),
+    (("usage", "cache_creation_input_tokens"), "cache_creation_tokens"),
     (("error", "code"), "error_code"),
     (("error", "type"), "error_type"),
 )
-JSON: tuple[_Selector, ...] = (*_BOTH, (("usage", "input_tokens_details", "cached_tokens"), "cached_tokens"))
+JSON: tuple[_Selector, ...] = (
+    *_BOTH,
+    (("usage", "input_tokens_details", "cached_tokens"), "cached_tokens"),
+    (("usage", "total_tokens"), "total_tokens"),
+)
 SSE: tuple[_Selector, ...] = (
     *_BOTH,
     (("response", "usage", "input_tokens"), "prompt_tokens"),
     (("response", "usage", "output_tokens"), "completion_tokens"),
     (("response", "usage", "input_tokens_details", "cached_tokens"), "cached_tokens"),
     (("message", "usage", "input_tokens"), "prompt_tokens"),
+    (("message", "usage", "cache_read_input_tokens"), "cache_read_tokens"),
+    (("message", "usage", "cache_creation_input_tokens"), "cache_creation_tokens"),
 )
 TGI: _Selector = (("details", "generated_tokens"), "completion_tokens")
 
