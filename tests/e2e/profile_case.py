@@ -105,12 +105,16 @@ def cases() -> list[Case]:
 
 @contextlib.asynccontextmanager
 async def started(
-    case: Case, directory: Path, engine_args: Sequence[str] = FAST_ENGINE, **more: Any
+    case: Case,
+    directory: Path,
+    engine_args: Sequence[str] = FAST_ENGINE,
+    config: Mapping[str, Any] = CONFIG,
+    **more: Any,
 ) -> AsyncIterator[Rig]:
     """A stack with this wiring and one engine."""
     async with running(
         directory,
-        config=CONFIG,
+        config=config,
         pool={"models": [MODEL], "priority_via": case.priority_via, "window": {"start": 8}},
         engine_args=(*engine_args, "--scheduling-policy", "priority", "--record-bodies"),
         wiring=replace(case.wiring, envoy=minor()),
