@@ -221,26 +221,15 @@ async def test_a_request_that_has_not_begun_to_answer_makes_room(start: Start) -
     edge.check_empty()
 
 
-async def test_one_whose_answer_has_begun_is_left_alone(start: Start) -> None:
+@pytest.mark.parametrize("wiring", ["first-byte", ""])
+async def test_one_that_may_have_begun_to_answer_is_left_alone(start: Start, wiring: str) -> None:
+    """Its first byte has been seen; or the wiring does not show first bytes."""
     edge, envoy = await start(**CLASSES)
-    low = envoy.stream("first-byte")
+    low = envoy.stream(wiring)
     await low.ask(of("low"))
-    await low.ask(response_headers())
-    high = envoy.stream("first-byte")
-    await high.send(of("urgent"))
-    await until(lambda: edge.held == 1)
-    waited = edge.driver.now()
-    await until(lambda: edge.driver.now() > waited + 0.1)  # five times what it would take
-    assert not any(isinstance(effect, Evict) for effect in edge.recorder.decided)
-    low.cancel()
-    await high.answer()
-
-
-async def test_one_whose_first_byte_would_not_be_seen_is_left_alone(start: Start) -> None:
-    edge, envoy = await start(**CLASSES)
-    low = envoy.stream()  # a wiring without `first-byte`
-    await low.ask(of("low"))
-    high = envoy.stream()
+    if wiring:
+        await low.ask(response_headers())
+    high = envoy.stream(wiring)
     await high.send(of("urgent"))
     await until(lambda: edge.held == 1)
     waited = edge.driver.now()
