@@ -9,6 +9,7 @@ from google.protobuf.message import DecodeError
 
 from extproc.edge import usage
 from extproc.edge.gate import Gate
+from extproc.edge.lenient import log_entries
 from extproc.edge.recorder import Recorder
 from extproc.edge.request_ids import AMBIGUOUS
 from extproc.edge.tracking import Tracking
@@ -26,11 +27,11 @@ class AccessLog:
     async def stream(self, messages: AsyncIterator[bytes], _: Any) -> bytes:
         async for raw in messages:
             try:
-                message = access_log_pb2.StreamAccessLogsMessage.FromString(raw)
+                entries = log_entries(raw)
             except DecodeError:
                 self._recorder.access_log("malformed")
                 continue
-            for entry in message.http_logs.log_entry:
+            for entry in entries:
                 self._entry(entry)
         return access_log_pb2.StreamAccessLogsResponse().SerializeToString()
 

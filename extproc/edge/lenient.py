@@ -1,4 +1,4 @@
-"""Reads a stream's first message also where a client's bytes have made it one that a protobuf parser refuses.
+"""Reads messages also where a client's bytes have made them such as a protobuf parser refuses.
 
 A protobuf text must be UTF-8. Envoy does not check: a client's `x-request-id` of any bytes becomes the attribute
 `request.id`, and the parser refuses the whole message. Were that a fault, such a request would pass unscheduled. So the
@@ -10,7 +10,7 @@ from __future__ import annotations
 from google.protobuf.message import DecodeError
 from google.protobuf.struct_pb2 import Struct, Value
 
-from extproc.pb.wire.v1 import ext_proc_pb2, lenient_pb2
+from extproc.pb.wire.v1 import access_log_pb2, ext_proc_pb2, lenient_pb2
 
 
 def first_message(raw: bytes) -> ext_proc_pb2.ProcessingRequest:
@@ -25,6 +25,30 @@ def first_message(raw: bytes) -> ext_proc_pb2.ProcessingRequest:
         for name, struct in structs.items():
             structs[name] = _readable(struct)
     return ext_proc_pb2.ProcessingRequest.FromString(lenient.SerializeToString())
+
+
+def log_entries(raw: bytes) -> list[access_log_pb2.HTTPAccessLogEntry]:
+    """The entries of an access-log message, with what is read of them. Raises DecodeError for what is no message."""
+    try:
+        return list(access_log_pb2.StreamAccessLogsMessage.FromString(raw).http_logs.log_entry)
+    except DecodeError:
+        pass
+    found = []
+    for lenient in lenient_pb2.LenientAccessLogs.FromString(raw).http_logs.log_entry:
+        entry = access_log_pb2.HTTPAccessLogEntry()
+        common, told = entry.common_properties, lenient.common_properties
+        common.metadata.ParseFromString(told.metadata)
+        common.intermediate_log_entry = told.intermediate_log_entry
+        if told.response_flags:
+            common.response_flags.ParseFromString(told.response_flags)
+        if told.time_to_last_downstream_tx_byte:
+            common.time_to_last_downstream_tx_byte.ParseFromString(told.time_to_last_downstream_tx_byte)
+        entry.response.ParseFromString(lenient.response)
+        entry.request.request_id = lenient.request.request_id.decode("utf-8", "replace")
+        for name, value in lenient.request.request_headers.items():
+            entry.request.request_headers[name] = value.decode("utf-8", "replace")
+        found.append(entry)
+    return found
 
 
 def _readable(struct: bytes) -> bytes:

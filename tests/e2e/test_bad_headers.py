@@ -32,6 +32,7 @@ async def test_values_that_are_no_text(value: bytes, rig: Rig) -> None:
     """Such a tenant is no name: it counts as anonymous, or Envoy refuses the header."""
     status, _ = await raw(rig, [b"x-tenant: " + value, b"x-class: " + value, b"x-request-id: " + value])
     assert status in (200, 400)
+    assert await rig.metric("fairlane_access_log_entries_total", kind="malformed") == 0
     pool = await rig.pool()
     assert all(flow["tenant"].isprintable() for flow in pool["flows"])
 

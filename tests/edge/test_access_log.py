@@ -137,7 +137,7 @@ async def test_a_fault_in_the_scheduler_does_not_end_the_stream(
     _, ticket = await envoy.released()
     log = envoy.access_log()
     with monkeypatch.context() as broken:
-        broken.setattr(edge.driver.scheduler, "_settle", lambda *_: 1 / 0)
+        broken.setattr("extproc.core.charging.final", lambda *_: 1 / 0)
         await log.write(log_message(an_entry(ticket, completion_tokens=1)))
         await until(lambda: edge.recorder.count("fault", "scheduler") == 1)
     assert [

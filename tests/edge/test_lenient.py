@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from envoy_by_messages import request
+from envoy_by_messages import an_entry, log_message, request
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.edge import facts
-from extproc.edge.lenient import first_message
-from extproc.pb.wire.v1 import ext_proc_pb2
+from extproc.edge.lenient import first_message, log_entries
+from extproc.edge.usage import read, ticket_of
+from extproc.pb.wire.v1 import access_log_pb2, ext_proc_pb2
 
 MARK = b"MARKMARK"
 
@@ -46,6 +47,26 @@ def test_any_bytes_in_the_place_of_text(bad: bytes) -> None:
     assert facts.read(first_message(spoilt(bad))).model == "m"
 
 
+def test_an_entry_of_a_client_with_odd_bytes_is_read_all_the_same() -> None:
+    """Else a client could keep its tokens from being counted."""
+    good, odd = an_entry("t-1", completion_tokens=3), an_entry("t-2", completion_tokens=4)
+    odd.common_properties.stream_id = MARK.decode()
+    odd.common_properties.response_flags.downstream_remote_reset = True
+    odd.common_properties.time_to_last_downstream_tx_byte.nanos = 5
+    odd.request.request_id = odd.request.path = odd.request.user_agent = MARK.decode()
+    raw = log_message(good, odd)
+    assert [ticket_of(entry) for entry in log_entries(raw)] == ["t-1", "t-2"]
+    spoilt = raw.replace(MARK, b"\xff\xfe\x80\xff\xff\xff\xff\xff")
+    with pytest.raises(DecodeError):
+        access_log_pb2.StreamAccessLogsMessage.FromString(spoilt)
+    entries = log_entries(spoilt)
+    assert [read(entry, "t").usage.output_tokens for entry in entries] == [3, 4]
+    assert [ticket_of(entry) for entry in entries] == ["t-1", "t-2"]
+    assert entries[1].response.response_code.value == 200
+    assert entries[1].common_properties.response_flags.downstream_remote_reset
+    assert entries[1].common_properties.time_to_last_downstream_tx_byte.nanos == 5
+
+
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.binary(max_size=40))
 def test_what_is_no_message_is_refused_as_such(raw: bytes) -> None:
@@ -54,3 +75,8 @@ def test_what_is_no_message_is_refused_as_such(raw: bytes) -> None:
     except DecodeError:
         with pytest.raises(DecodeError):
             ext_proc_pb2.ProcessingRequest.FromString(raw)
+    try:
+        log_entries(raw)
+    except DecodeError:
+        with pytest.raises(DecodeError):
+            access_log_pb2.StreamAccessLogsMessage.FromString(raw)

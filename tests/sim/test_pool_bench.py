@@ -7,6 +7,8 @@ import pytest
 from extproc.core.view import view
 from extproc.sim import pool_bench
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("held", [0, 40])
 def test_the_load_keeps_its_size(held: int) -> None:

@@ -66,6 +66,7 @@ def test_a_request_of_several_choices_ends_with_the_last_of_them() -> None:
     assert record.charged == 10 + 2 * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [*BASELINES, FIRST, SATURATION, fixed(5), FAIR], ids=lambda way: way.name)
 def test_every_job_has_one_fate_and_its_true_counts(way: Way) -> None:
     jobs = mixed(3)

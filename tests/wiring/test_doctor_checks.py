@@ -14,6 +14,8 @@ from doctor_case import Envoy, Json, apply, classes, config, findings, pool, spo
 from extproc.wiring.doctor.setup import Answer
 from extproc.wiring.doctor.table import CHECKS
 
+pytestmark = pytest.mark.slow
+
 MANAGER = "static_resources.listeners[0].filter_chains[0].filters[0].typed_config"
 EXT_PROC = f"{MANAGER}.http_filters[1].typed_config"
 ROUTE = f"{MANAGER}.route_config.virtual_hosts[0].routes[0]"

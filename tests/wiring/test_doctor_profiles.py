@@ -15,6 +15,8 @@ from extproc.wiring.doctor import examine
 from extproc.wiring.doctor.source import Source, parse, read_file
 from extproc.wiring.text import as_yaml
 
+pytestmark = pytest.mark.slow
+
 NOTES = {"duplex.yaml": {"full_duplex_fails_open"}, "standard-estimate.yaml": {"usage_estimated"}}
 FILES = sorted((ROOT / "envoy").glob("*.yaml"))
 

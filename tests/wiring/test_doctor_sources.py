@@ -16,6 +16,8 @@ from extproc.wiring.doctor.finding import Finding, NotReadableError
 from extproc.wiring.doctor.source import Source as Given
 from extproc.wiring.doctor.source import parse, read_file
 
+pytestmark = pytest.mark.slow
+
 ADMIN = "type.googleapis.com/envoy.admin.v3."
 
 

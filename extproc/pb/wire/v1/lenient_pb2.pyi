@@ -1,7 +1,7 @@
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -46,3 +46,48 @@ class LenientStruct(_message.Message):
     FIELDS_FIELD_NUMBER: _ClassVar[int]
     fields: _containers.ScalarMap[str, bytes]
     def __init__(self, fields: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
+
+class LenientAccessLogs(_message.Message):
+    __slots__ = ("http_logs",)
+    class Entries(_message.Message):
+        __slots__ = ("log_entry",)
+        LOG_ENTRY_FIELD_NUMBER: _ClassVar[int]
+        log_entry: _containers.RepeatedCompositeFieldContainer[LenientAccessLogs.Entry]
+        def __init__(self, log_entry: _Optional[_Iterable[_Union[LenientAccessLogs.Entry, _Mapping]]] = ...) -> None: ...
+    class Entry(_message.Message):
+        __slots__ = ("common_properties", "request", "response")
+        COMMON_PROPERTIES_FIELD_NUMBER: _ClassVar[int]
+        REQUEST_FIELD_NUMBER: _ClassVar[int]
+        RESPONSE_FIELD_NUMBER: _ClassVar[int]
+        common_properties: LenientAccessLogs.Common
+        request: LenientAccessLogs.Request
+        response: bytes
+        def __init__(self, common_properties: _Optional[_Union[LenientAccessLogs.Common, _Mapping]] = ..., request: _Optional[_Union[LenientAccessLogs.Request, _Mapping]] = ..., response: _Optional[bytes] = ...) -> None: ...
+    class Common(_message.Message):
+        __slots__ = ("time_to_last_downstream_tx_byte", "response_flags", "metadata", "intermediate_log_entry")
+        TIME_TO_LAST_DOWNSTREAM_TX_BYTE_FIELD_NUMBER: _ClassVar[int]
+        RESPONSE_FLAGS_FIELD_NUMBER: _ClassVar[int]
+        METADATA_FIELD_NUMBER: _ClassVar[int]
+        INTERMEDIATE_LOG_ENTRY_FIELD_NUMBER: _ClassVar[int]
+        time_to_last_downstream_tx_byte: bytes
+        response_flags: bytes
+        metadata: bytes
+        intermediate_log_entry: bool
+        def __init__(self, time_to_last_downstream_tx_byte: _Optional[bytes] = ..., response_flags: _Optional[bytes] = ..., metadata: _Optional[bytes] = ..., intermediate_log_entry: _Optional[bool] = ...) -> None: ...
+    class Request(_message.Message):
+        __slots__ = ("request_id", "request_headers")
+        class RequestHeadersEntry(_message.Message):
+            __slots__ = ("key", "value")
+            KEY_FIELD_NUMBER: _ClassVar[int]
+            VALUE_FIELD_NUMBER: _ClassVar[int]
+            key: str
+            value: bytes
+            def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+        REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+        REQUEST_HEADERS_FIELD_NUMBER: _ClassVar[int]
+        request_id: bytes
+        request_headers: _containers.ScalarMap[str, bytes]
+        def __init__(self, request_id: _Optional[bytes] = ..., request_headers: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
+    HTTP_LOGS_FIELD_NUMBER: _ClassVar[int]
+    http_logs: LenientAccessLogs.Entries
+    def __init__(self, http_logs: _Optional[_Union[LenientAccessLogs.Entries, _Mapping]] = ...) -> None: ...
