@@ -12,6 +12,7 @@ newcomer that is refused.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,8 +21,8 @@ from extproc.core import charging
 from extproc.core.class_queue import ClassQueue
 from extproc.core.drain_rate import bounded, with_jitter
 from extproc.core.events import Arrive, Refuse
-from extproc.core.model import MAX_SLOTS, MAX_TOKENS, Overflow, PoolPolicy, Request, Unit
-from extproc.core.node import Node
+from extproc.core.model import MAX_SLOTS, MAX_TOKENS, ClassPolicy, Overflow, PoolPolicy, Request, Unit
+from extproc.core.node import Group, Node
 from extproc.core.reasons import Reason
 from extproc.core.waiting import back_s, expected_s
 from extproc.core.windows import Stance
@@ -63,7 +64,7 @@ class Verdict(NamedTuple):
 _WELCOME = Verdict()
 
 
-def newcomer(scheduler: Scheduler, event: Arrive, seq: int, now: float) -> Request:
+def newcomer(scheduler: Scheduler, event: Arrive, cls_policy: ClassPolicy, seq: int, now: float) -> Request:
     """The request that an arrival stands for, with what it is expected to take. Figures that cannot be are clamped."""
     estimator, policy = scheduler.estimator, scheduler.policy
     tenant, cls, n, max_output = event.tenant, event.cls, event.n, event.max_output
@@ -79,7 +80,7 @@ def newcomer(scheduler: Scheduler, event: Arrive, seq: int, now: float) -> Reque
         prompt = float(min(max(1, event.prompt_tokens), MAX_TOKENS))
     output = estimator.output_tokens(tenant, cls, prompt, max_output, n)
     seconds = estimator.seconds(tenant, cls, prompt) if policy.unit is _TIME else 0.0
-    allowed = scheduler.by_name[cls].policy.queue_timeout_s
+    allowed = cls_policy.queue_timeout_s
     timeout = math.inf
     if event.timeout_s is not None:
         timeout = max(0.0, event.timeout_s)
@@ -88,7 +89,7 @@ def newcomer(scheduler: Scheduler, event: Arrive, seq: int, now: float) -> Reque
     arrival = event.arrival if event.arrival < now else now  # now also where it is no number
     if arrival < now - _LONGEST_AGO_S:
         arrival = now - _LONGEST_AGO_S
-    return Request(  # by position as far as may be: by name it takes three times as long
+    return Request(  # by position: by name it takes three times as long
         event.id,
         tenant,
         cls,
@@ -100,26 +101,28 @@ def newcomer(scheduler: Scheduler, event: Arrive, seq: int, now: float) -> Reque
         max_output,
         n,
         arrival + allowed,
-        timeout_s=timeout,
-        path=policy.path(tenant),
-        cost=charging.estimated(policy, prompt, output, seconds, n),
-        prefix=event.prefix,
-        tells_first_byte=event.first_byte_seen,
+        charging.estimated(policy, prompt, output, seconds, n),
+        timeout,
+        event.prefix,
+        policy.path(tenant),
+        event.first_byte_seen,
     )
 
 
-def admit(scheduler: Scheduler, request: Request, now: float) -> Verdict:
-    """Whether `request`, which is not counted yet, may wait."""
-    cls = scheduler.by_name[request.cls]
-    limits = _over_limits(scheduler, request, cls)
+def admit(scheduler: Scheduler, request: Request, cls: ClassQueue, now: float) -> Verdict:
+    """Whether `request` of `cls`, which is not counted yet, may wait."""
+    limits: Sequence[OverLimit] = ()
+    if not _within_limits(scheduler, request, cls):
+        limits = _over_limits(scheduler, request, cls)
     victim = None
     if limits:
         victim = _victim(scheduler, request, cls, limits)
         if victim is None:
             return Verdict(refuse(request, limits[0].reason, back_s(scheduler, request, now), now, limits[0].message))
-    hopeless = _hopeless(scheduler, request, cls, now)
-    if hopeless is not None:
-        return Verdict(hopeless)
+    if cls.policy.fail_fast or scheduler.buckets.by_path:
+        hopeless = _hopeless(scheduler, request, cls, now)
+        if hopeless is not None:
+            return Verdict(hopeless)
     if victim is None:
         return _WELCOME
     message = f"{limits[0].message}; tenant {victim.tenant!r} has the most waiting (overflow of the class)"
@@ -146,16 +149,13 @@ def refuse(of: Request, reason: Reason, wait_s: float, now: float, message: str)
 
 
 def _hopeless(scheduler: Scheduler, request: Request, cls: ClassQueue, now: float) -> Refuse | None:
-    """Refuse at once what cannot go before its time is up."""
-    if not (len(scheduler.buckets) or cls.policy.fail_fast):
-        return None
+    """Refuse at once what cannot go before its time is up. To be asked where there is a rate or `fail_fast`."""
     left = max(0.0, request.deadline - now)
     ready_at = now
-    if len(scheduler.buckets):
-        for path in request.path:
-            bucket = scheduler.buckets.get(path)
-            if bucket is not None:
-                ready_at = max(ready_at, bucket.ready_at)
+    for path in request.path:
+        bucket = scheduler.buckets.get(path)
+        if bucket is not None:
+            ready_at = max(ready_at, bucket.ready_at)
     if ready_at - now > left:
         message = (
             f"the rate of tenant {request.tenant!r} is used up for {ready_at - now:.1f} s, "
@@ -174,6 +174,41 @@ def _hopeless(scheduler: Scheduler, request: Request, cls: ClassQueue, now: floa
 
 
 # -- limits ---------------------------------------------------------------------------------------
+
+
+def _within_limits(scheduler: Scheduler, request: Request, cls: ClassQueue) -> bool:
+    """Whether no limit is hit. The same as an empty `_over_limits`, in one pass: most arrivals hit none."""
+    pool, policy, node = scheduler.policy, cls.policy, cls.root
+    size, tokens = request.body_bytes, request.prompt_tokens + request.output_tokens
+    if node.queued >= policy.max_queued or scheduler.queued >= pool.max_queued:
+        return False
+    if scheduler.queued_bytes + size > pool.max_queued_bytes:
+        return False
+    most_bytes, most_tokens = policy.max_queued_bytes, policy.max_queued_tokens
+    if most_bytes is not None and node.queued_bytes + size > most_bytes:
+        return False
+    if most_tokens is not None and node.queued_tokens + tokens > most_tokens:
+        return False
+    held = scheduler.held_bytes
+    children: dict[str, Node] = node.children
+    for path in request.path:
+        limits = pool.tenant(path)
+        waiting = held.get(path)
+        if waiting and waiting + size > limits.max_queued_bytes:
+            return False
+        below = children.get(path)
+        if below is None:
+            if limits.max_queued <= 0:
+                return False
+            children = {}
+            continue
+        if below.queued >= limits.max_queued:
+            return False
+        most_tokens = limits.max_queued_tokens
+        if most_tokens is not None and below.queued_tokens and below.queued_tokens + tokens > most_tokens:
+            return False
+        children = below.children if isinstance(below, Group) else {}
+    return True
 
 
 def _over_limits(scheduler: Scheduler, request: Request, cls: ClassQueue) -> list[OverLimit]:
@@ -222,7 +257,7 @@ def _over(scope: Scope, who: str, waiting: float, more: float, most: float, what
 # -- who makes room -------------------------------------------------------------------------------
 
 
-def _victim(scheduler: Scheduler, request: Request, cls: ClassQueue, limits: list[OverLimit]) -> Request | None:
+def _victim(scheduler: Scheduler, request: Request, cls: ClassQueue, limits: Sequence[OverLimit]) -> Request | None:
     """Who makes room for `request`; None: nobody, it is refused itself."""
     scopes = {limit.scope for limit in limits}
     if cls.policy.overflow is Overflow.REJECT_NEWEST or Scope.TENANT in scopes:

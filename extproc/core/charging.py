@@ -15,12 +15,15 @@ what it really took, or, where nobody tells, to what fits into the time that it 
 
 from __future__ import annotations
 
-import heapq
 import math
+from typing import NamedTuple
 
 from extproc.core.events import Usage
 from extproc.core.model import INSIDE, MAX_TOKENS, PoolPolicy, Request, Sample, Source, Unit
 from extproc.core.node import MAX_COST
+from extproc.core.sorted_blocks import insert, remove
+
+_Watch = tuple[float, int, Request, float | None]  # (when it is due, breaks ties, it, since when it runs)
 
 _AGAIN = 0.5  # of the time that it has run: an answer of any length is looked at a few times only
 _PACE_S = 0.05  # seconds per output token, while no engine has told its own
@@ -33,17 +36,26 @@ _TOKENS, _REQUESTS, _SECONDS = Unit.TOKENS, Unit.REQUESTS, Unit.TIME
 COUNTED = frozenset({Source.USAGE, Source.STREAM})  # sources that know the tokens of a whole answer
 
 
-def tokens(count: int | None) -> int | None:
-    """A count that an engine claims; one that cannot be is none."""
-    return count if count is not None and 0 <= count < MAX_TOKENS else None
+class Counts(NamedTuple):
+    """What an engine claims that a request took, without what cannot be."""
+
+    prompt: int | None  # tokens
+    cached: int  # tokens
+    output: int | None  # tokens
+    absurd: bool  # something could not be
 
 
-def absurd(usage: Usage) -> bool:
-    """Whether an engine claims what cannot be."""
-    for count in (usage.prompt_tokens, usage.cached_tokens, usage.output_tokens):
-        if count is not None and not 0 <= count < MAX_TOKENS:
-            return True
-    return False
+def counted(usage: Usage) -> Counts:
+    prompt, cached, output = usage.prompt_tokens, usage.cached_tokens, usage.output_tokens
+    absurd = False
+    if prompt is not None and not 0 <= prompt < MAX_TOKENS:
+        prompt, absurd = None, True
+    if output is not None and not 0 <= output < MAX_TOKENS:
+        output, absurd = None, True
+    if not 0 <= cached < MAX_TOKENS:
+        absurd = True  # more than the whole prompt counts as the whole prompt
+        cached = max(0, cached)
+    return Counts(prompt, cached, output, absurd)
 
 
 def estimated(policy: PoolPolicy, prompt: float, output: float, seconds: float, slots: int) -> float:
@@ -54,23 +66,28 @@ def estimated(policy: PoolPolicy, prompt: float, output: float, seconds: float, 
     return 1.0 if policy.unit is _REQUESTS else seconds * slots
 
 
-def final(policy: PoolPolicy, request: Request, usage: Usage, pace_s: float | None, now: float) -> tuple[float, Source]:
-    """(cost, where it comes from). `pace_s`: seconds per output token at its endpoint; None: not known."""
-    source = _ERROR if request.evicted else usage.source
-    prompt, output = tokens(usage.prompt_tokens), tokens(usage.output_tokens)
+def final(
+    policy: PoolPolicy, request: Request, source: Source, counts: Counts, pace_s: float | None, now: float
+) -> tuple[float, Source]:
+    """(cost, where it comes from). `source`: as the edge says; `pace_s`: seconds per output token at its endpoint;
+    None: not known."""
+    prompt, cached, output, _ = counts
+    if request.evicted:
+        source = _ERROR
     if source in COUNTED and prompt is None and output is None:
         source = _TIME  # it says that it counts, and does not
     if source is _ERROR:
         return 0.0, source
     if source is _ESTIMATE:
         return request.charged, source
-    until = now if request.ended_at is None else request.ended_at
-    seconds = max(0.0, until - request.released_at)
-    if policy.unit is not _TOKENS:
-        return (1.0 if policy.unit is _REQUESTS else seconds * request.slots), source
+    if policy.unit is _REQUESTS:
+        return 1.0, source
+    if policy.unit is _SECONDS:
+        return _inside_s(request, now) * request.slots, source
     produced: float | None = output
     if produced is None:
         if pace_s:
+            seconds = _inside_s(request, now)
             produced = min(seconds / pace_s, float(_most(request))) * request.slots
         else:
             produced = request.output_tokens
@@ -78,8 +95,13 @@ def final(policy: PoolPolicy, request: Request, usage: Usage, pace_s: float | No
     read = request.prompt_tokens if prompt is None else float(prompt)
     # Where the order is bent for warm prompts, what is saved is everybody's: were it the tenant's, its next ones
     # would be due sooner for having been warm, and again.
-    cached = 0 if policy.prefix_slack > 0 else max(0, usage.cached_tokens)
-    return min(policy.weights.cost(read, produced, cached), MAX_COST), source
+    cost = policy.weights.cost(read, produced, 0 if policy.prefix_slack > 0 else cached)
+    return (cost if cost < MAX_COST else MAX_COST), source
+
+
+def _inside_s(request: Request, now: float) -> float:
+    """Time that it has been in the engine, or was."""
+    return max(0.0, (now if request.ended_at is None else request.ended_at) - request.released_at)
 
 
 def _most(request: Request) -> int:
@@ -88,15 +110,19 @@ def _most(request: Request) -> int:
 
 class Overrun:
     """The requests inside, by the time at which their charge is used up. Looked at when something happens
-    anyway; it wakes nobody."""
+    anyway; it wakes nobody. What is settled leaves at once: most end long before they are due, and would be kept in
+    memory until then."""
 
     __slots__ = ("_due", "_seq", "_unqueued_at", "first")
 
     def __init__(self) -> None:
         self.first = math.inf  # when the next one is to be looked at; kept, since each event asks
-        self._due: list[tuple[float, int, Request, float | None]] = []  # the last: it runs since then
+        self._due: list[list[_Watch]] = []
         self._unqueued_at: dict[str, float] = {}  # endpoint -> when nothing waited in it, last
         self._seq = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._due))
 
     def on_page(self, endpoint: str, sample: Sample) -> None:
         """A page of `endpoint` was read."""
@@ -111,32 +137,42 @@ class Overrun:
         if unit is _REQUESTS:
             return
         expected_s = request.cost if unit is _SECONDS else request.output_tokens * (pace_s or _PACE_S)
-        self._push(request, request.released_at + expected_s / request.slots, None)
+        self._put(request, request.released_at + expected_s / request.slots, None)
+
+    def drop(self, request: Request) -> None:
+        """It is charged no more."""
+        watch = request.watch
+        if watch is not None:
+            request.watch = None
+            due = self._due
+            remove(due, watch)
+            if watch[0] == self.first:
+                self.first = due[0][0][0] if due else math.inf
 
     def due(self, now: float) -> tuple[Request, float] | None:
         """The next request that is to be charged again, and since when it runs; None: there is no other."""
-        heap = self._due
-        while heap and heap[0][0] <= now:
-            _, _, request, since = heapq.heappop(heap)
-            self.first = heap[0][0] if heap else math.inf
-            if request.settled or request.state not in INSIDE:
+        while self.first <= now:
+            _, _, request, since = self._due[0][0]
+            self.drop(request)
+            if request.state not in INSIDE:
                 continue
             if request.first_token_at is not None:
                 since = request.first_token_at
             elif since is None:
                 unqueued_at = self._unqueued_at.get(request.endpoint or "", -math.inf)
                 since = unqueued_at if unqueued_at >= request.released_at else None
-            self._push(request, now + _AGAIN * (now - request.released_at), since)
+            self._put(request, now + _AGAIN * (now - request.released_at), since)
             if since is not None:
                 return request, since
         return None
 
-    def _push(self, request: Request, at: float, since: float | None) -> None:
-        self._seq += 1
+    def _put(self, request: Request, at: float, since: float | None) -> None:
+        seq = self._seq = self._seq + 1
         soonest = request.released_at + _SOONEST_S
         if at < soonest:
             at = soonest
-        heapq.heappush(self._due, (at, self._seq, request, since))
+        request.watch = watch = (at, seq, request, since)
+        insert(self._due, watch)
         if at < self.first:
             self.first = at
 

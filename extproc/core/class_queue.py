@@ -14,6 +14,7 @@ gates       thresholds on an endpoint's signals; `idle_only` is the one that wan
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from extproc.core.drain_rate import DrainRate
@@ -28,7 +29,9 @@ _NO_GATES = Gates()
 class ClassQueue:
     """The fair queue of one class, with what the class as a whole may take."""
 
-    __slots__ = ("drain", "gates", "headroom", "policy", "q", "queue", "retired", "share_tag", "share_turn")
+    __slots__ = (
+        *("cap", "drain", "gates", "headroom", "policy", "q", "queue", "retired", "root", "share_tag", "share_turn"),
+    )
 
     def __init__(self, policy: ClassPolicy, pool: PoolPolicy, buckets: Buckets, now: float) -> None:
         self.share_tag = 0.0
@@ -37,6 +40,7 @@ class ClassQueue:
         self.headroom: Headroom | None = None
         self.drain = DrainRate()
         self.queue = FairQueue(pool, policy.order, buckets)
+        self.root = self.queue.root  # the books of the class as a whole: each event reads them
         self.policy = policy
         self.take_policy(policy, 0.0, now)
 
@@ -48,6 +52,7 @@ class ClassQueue:
             self.share_tag = share_v + (self.share_tag - share_v) * before / policy.min_share
             self.share_turn += 1
         self.q = float(policy.max_waiting)
+        self.cap = policy.max_in_flight
         gates = policy.gates
         if policy.idle_only:
             gates = replace(gates, max_waiting=1 if gates.max_waiting is None else min(1, gates.max_waiting))
@@ -60,20 +65,21 @@ class ClassQueue:
             self.headroom.change(policy.headroom)
 
     def put(self, request: Request, share_v: float, now: float) -> None:
-        if not self.queue.root.queued:
+        if not self.root.queued and self.share_tag < share_v:
             # Like a tenant that returns: a class does not save up what it did not use.
-            self.share_tag = max(self.share_tag, share_v)
+            self.share_tag = share_v
         self.queue.put(request, now)
 
     def served(self, request: Request, cost: float, share_v: float) -> None:
         """`share_v` after this dispatch. What the class got beyond its share, since nobody else wanted
         it, is not held against it later: else a night alone would starve it for the day. Nor are the
         true-ups of what it has been forgiven."""
-        if self.policy.min_share > 0:
+        share = self.policy.min_share
+        if share > 0:
             if self.share_tag > share_v:
                 self.share_tag = share_v
                 self.share_turn += 1
-            self.share_tag += cost / self.policy.min_share
+            self.share_tag += cost / share
             request.share_turn = self.share_turn
 
     def trued_up(self, request: Request, delta: float) -> None:
@@ -85,5 +91,13 @@ class ClassQueue:
         return self.share_tag < share_v and self.policy.min_share > 0
 
     def capped(self) -> bool:
-        cap = self.policy.max_in_flight
-        return cap is not None and self.queue.root.in_flight >= cap
+        return self.cap is not None and self.root.in_flight >= self.cap
+
+
+def note_headroom(classes: Sequence[ClassQueue], now: float) -> None:
+    """Tell each of `classes`, by rank, what those above it hold."""
+    above = 0
+    for cls in classes:
+        if cls.headroom is not None:
+            cls.headroom.note(above, now)
+        above += cls.root.in_flight

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from extproc.core.model import Request
-from extproc.core.sorted_blocks import insert, remove
+from extproc.core.sorted_blocks import FULL, insert, remove
 
 
 class Deadlines:
@@ -27,7 +27,12 @@ class Deadlines:
     def set(self, request: Request, at: float) -> None:
         """`request`, which has none, waits until `at`."""
         request.deadline = at
-        insert(self._blocks, (at, request.seq, request))
+        key = (at, request.seq, request)
+        blocks = self._blocks
+        if blocks and key > (block := blocks[-1])[-1] and len(block) < FULL:
+            block.append(key)  # as `insert` does; mostly it is the last
+        else:
+            insert(blocks, key)
         if at < self.first:
             self.first = at
 

@@ -141,15 +141,20 @@ def first_turn(scheduler: Scheduler, now: float) -> Turn | None:
     three or four times for each request, and mostly in vain."""
     if scheduler.has_shares:
         v = scheduler.share_v
-        behind = [c for c in scheduler.sharing if c.share_tag < v and c.queue.root.queued]
-        if behind:
-            behind.sort(key=lambda c: c.share_tag)
+        behind = None
+        for cls in scheduler.sharing:
+            if cls.share_tag < v and cls.root.queued:
+                behind = [cls] if behind is None else [*behind, cls]
+        if behind is not None:
+            if len(behind) > 1:
+                behind.sort(key=lambda c: c.share_tag)
             for cls in behind:
                 request = None if cls.capped() else cls.queue.peek(now)
                 if request is not None:
                     return Turn(cls, scheduler.q_max, cls.policy, request, _SHARE)
     for cls in scheduler.classes:
-        if cls.queue.root.queued and not cls.capped():
+        root = cls.root
+        if root.queued and (cls.cap is None or root.in_flight < cls.cap):  # as `capped`
             request = cls.queue.peek(now)
             if request is not None:
                 return Turn(cls, cls.q, cls.policy, request, _RANK)
@@ -161,7 +166,8 @@ def pick(scheduler: Scheduler, turn: Turn, passed: Sequence[Gates], now: float) 
     been used for longest. A tenant with nothing inside may exceed a full window by `overtake`, and where all are
     overfull, go to one that holds fewer than `overtake` such guests: then with what `Window.take` is to be told.
     `passed`: gates of those who would have gone before, had these not been closed."""
-    request, q, gates = turn.request, turn.q, turn.cls.gates
+    cls, q, _, request, _ = turn
+    gates = cls.gates
     windows = scheduler.windows.values()
     best: Window | None = None
     best_key: tuple[float, float, int] | None = None
@@ -172,7 +178,8 @@ def pick(scheduler: Scheduler, turn: Turn, passed: Sequence[Gates], now: float) 
             continue
         if len(windows) == 1:
             return w, None
-        key = _fullness(w, q, now)
+        limit, load = w.limit(q, now), w.in_flight + w.foreign  # as `_fullness`
+        key = (load / (limit if limit > 1.0 else 1.0), load, w.last_take)
         if best_key is None or key < best_key:
             best, best_key = w, key
     overtake = scheduler.policy.window.overtake

@@ -22,13 +22,15 @@ class DrainRate:
         """One request of `cost` units was released."""
         if self._since is None:
             self._since = self._at = now
-        if now > self._at:
-            keep = math.exp((self._at - now) / _TAU_S)
-            self._mass *= keep
-            self._cost *= keep
+        at = self._at
+        if now > at:
+            keep = math.exp((at - now) / _TAU_S)
+            self._mass = self._mass * keep + 1.0
+            self._cost = self._cost * keep + cost
             self._at = now
-        self._mass += 1.0
-        self._cost += cost
+        else:
+            self._mass += 1.0
+            self._cost += cost
 
     def resume(self, now: float) -> None:
         """Something waits again after the queue was empty: what was idle for long tells nothing of how

@@ -163,7 +163,8 @@ class FairQueue(Tree):
             if node.key is None:
                 if waited:
                     self.admit(node)
-                elif self.may_go(node):  # as `admit`; it has just been lifted
+                # As `admit`; it has just been lifted. Most have no limit that `may_go` would have to look at.
+                elif (node is leaf and node.cap is None and node.bucket is None) or self.may_go(node):
                     place(parent, node)
             if parent.loads is not None:
                 parent.loads.grown(node)

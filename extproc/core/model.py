@@ -289,7 +289,9 @@ class Request:
     timeout_s: float = math.inf  # as the client asked; the class's may be shorter
     prefix: tuple[int, ...] = ()  # chained hashes of the prompt's beginnings, shortest first
     path: tuple[str, ...] = ()  # of the nodes in the tree of tenants that it counts for, see `PoolPolicy.path`
+    tells_first_byte: bool = False  # the edge will say when the first byte of the answer is out
     leaf: Any = None  # its place in the fair queue; the queue's own
+    watch: Any = None  # its place among what runs; `charging.Overrun`'s own
     state: State = State.QUEUED
     charged: float = 0.0  # cost charged so far
     endpoint: str | None = None
@@ -300,7 +302,6 @@ class Request:
     ended_at: float | None = None
     first_token_at: float | None = None
     settled: bool = False  # its cost is final, whether or not its stream has ended
-    tells_first_byte: bool = False  # the edge will say when the first byte of the answer is out
     first_byte_at: float | None = None  # when it was
     guaranteed: bool = False  # it went by its class's `min_share` or `promote_after_s`
     evicted: bool = False  # it has to leave the engine; its stream may not have ended yet

@@ -13,8 +13,12 @@ the new timeouts; a class that is gone takes nothing more in and drains.
 
 Parts: `policy_check` (what it may be told), `admission` (who may wait), `fair_queue` (order between tenants),
 `class_queue` (order between classes), `dispatch` (whose turn, where to), `windows` (is there room), `preemption` (who
-is to make room), `charging` and `estimates` (what it costs), `deadlines` (what time ends). They decide; the state is
-written here.
+is to make room), `charging` and `estimates` (what it costs), `deadlines` (what time ends). They decide. The state is
+written here, by `settlement` (what a final cost changes) and by `policy_change`: in one event, by one caller.
+
+Written for speed where each request comes by: an attribute that is read twice is kept, a sum that is often asked for is
+public, and what an uncontended request would put into a book and take out again within one event (its deadline, its
+bytes) is not put there.
 
 Invariants (`invariants.check`, run after every event in tests): each request has one outcome; slots in flight
 are the sum over released requests, never negative, and return to zero; a request is settled once;
@@ -28,8 +32,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from extproc.core import admission, charging
-from extproc.core.class_queue import ClassQueue
+from extproc.core import admission, charging, policy_change, settlement
+from extproc.core.class_queue import ClassQueue, note_headroom
 from extproc.core.deadlines import Deadlines
 from extproc.core.dispatch import By, Choice, asked, next_release
 from extproc.core.drain_rate import DrainRate
@@ -47,18 +51,17 @@ from extproc.core.events import (
     Release,
     Scraped,
     ScrapeFailed,
-    Settled,
     Tick,
     Unreachable,
     Usage,
 )
-from extproc.core.model import INSIDE, PoolPolicy, Request, Source, State, Unit, WindowPolicy
-from extproc.core.policy_check import check_change, check_policy
+from extproc.core.model import INSIDE, PoolPolicy, Request, Source, State, WindowPolicy
+from extproc.core.policy_check import check_policy
 from extproc.core.preemption import Preemption
 from extproc.core.prefixes import Prefixes
 from extproc.core.priority import engine_priority
 from extproc.core.token_bucket import Buckets
-from extproc.core.windows import Window, make_window, renewed
+from extproc.core.windows import Window, make_window
 
 MakeWindow = Callable[[str, WindowPolicy, float], Window]
 """(endpoint as "host:port", policy, now) -> its window."""
@@ -72,7 +75,6 @@ _QUEUED, _RELEASED, _RUNNING, _ENDED, _SETTLED = (
     State.ENDED,
     State.SETTLED,
 )
-_TIME, _ERROR = Unit.TIME, Source.ERROR
 _EXPIRE_AT_ONCE = 256  # the next `Tick` is due at once for those that are left: others need not wait for all of them
 _LOOK_S = 0.05  # time alone may have opened something: looked at with the next event after this
 
@@ -85,14 +87,14 @@ class Scheduler:
         measurements. Raises ValueError for a policy that cannot be."""
         check_policy(policy)
         self._make_window = windows
-        # Public to read (`dispatch`, `view`, `explanation`, `invariants`), written here alone.
+        # Public to read (`dispatch`, `view`, `explanation`, `invariants`); who writes them is said above.
         self.policy = policy
         self.buckets = Buckets()
         self.classes = [ClassQueue(c, policy, self.buckets, 0.0) for c in sorted(policy.classes, key=lambda c: c.rank)]
         self.by_name = {c.policy.name: c for c in self.classes}
         self.windows: dict[str, Window] = {}
         self.requests: dict[str, Request] = {}
-        self.inside: Counter[str] = Counter()  # tenant -> its requests inside the engines
+        self.inside: dict[str, int] = {}  # tenant -> its requests inside the engines
         self.queued = 0
         self.queued_bytes = 0
         self.held_bytes: dict[str, int] = {}  # node path -> bytes of the bodies that wait under it, in all classes
@@ -104,8 +106,9 @@ class Scheduler:
         self.prefixes = Prefixes()
         self.drain = DrainRate()
         self.preemption = Preemption()
-        self._overrun = charging.Overrun()
+        self.overrun = charging.Overrun()
         self.deadlines = Deadlines()
+        self._newcomer: Request | None = None  # it came with the event at hand: no deadline, no bytes held as yet
         self._seq = 0
         self._now = -math.inf
         self._look = True  # whether the event at hand may let something go
@@ -125,9 +128,9 @@ class Scheduler:
             Reconfigure: self._reconfigure,
             Tick: _nothing,
         }
-        self._derive()
+        self.derive()
 
-    def _derive(self) -> None:
+    def derive(self) -> None:
         """What follows from the policy."""
         policies = [c.policy for c in self.classes]
         self.q_max = float(max(p.max_waiting for p in policies))
@@ -157,14 +160,19 @@ class Scheduler:
         effects: list[Effect] = []
         self._look = True
         self._handlers[type(event)](event, now, effects)
-        if self._overrun.first <= now:
-            while (overrun := self._overrun.due(now)) is not None:
-                self._charge_so_far(*overrun, now)
+        if self.overrun.first <= now:
+            settlement.charge_overruns(self, now)
         self.looked = self._look or now - self._looked_at > _LOOK_S
         if self.looked:
             self._looked_at = now
             if self.queued:
-                self._dispatch(now, effects)
+                try:
+                    self._dispatch(now, effects)
+                finally:  # also after a bug: what waits and is in half of the books could not be taken out of them
+                    if self._newcomer is not None:
+                        self._waits(self._newcomer)
+        elif self._newcomer is not None:
+            self._waits(self._newcomer)
         # What could go has gone, were it in its last moment. What is late may have blocked others.
         if self.deadlines.first <= now and self._expire(now, effects):
             self._dispatch(now, effects)
@@ -181,7 +189,7 @@ class Scheduler:
         if due == math.inf:
             due = None
         if self.queued:
-            for cls in self.classes if len(self.buckets) else ():
+            for cls in self.classes if self.buckets.by_path else ():
                 at = cls.queue.next_eligible_at()
                 # One whose rate lets it go already waits for something else, such as a class above it.
                 if at is not None and at > self._now and (due is None or at < due):
@@ -202,8 +210,8 @@ class Scheduler:
             known = sorted(name for name, c in self.by_name.items() if not c.retired)
             raise ValueError(f"class {event.cls!r} is not one of {known}")
         self._seq += 1
-        request = admission.newcomer(self, event, self._seq, now)
-        refusal, shed = admission.admit(self, request, now)
+        request = admission.newcomer(self, event, cls.policy, self._seq, now)
+        refusal, shed = admission.admit(self, request, cls, now)
         if refusal is not None:
             request.move(State.REJECTED)
             effects.append(refusal)
@@ -215,13 +223,22 @@ class Scheduler:
         self.requests[request.id] = request
         if self.queued == 0:
             self.drain.resume(now)
-        if not cls.queue.root.queued:
+        root = cls.root
+        if not root.queued:
             cls.drain.resume(now)
-        self._count_queued(request, 1)
+        self.queued += 1
         cls.put(request, self.share_v, now)
-        self.deadlines.set(request, request.deadline)
+        self._newcomer = request
         # One that is not next changes nothing for those before it, and they were looked at when they came.
-        self._look = shed is not None or self.policy.prefix_slack > 0 or cls.queue.peek(now) is request
+        is_next = bool(root.order) if root.queued == 1 else cls.queue.peek(now) is request
+        self._look = is_next or shed is not None or self.policy.prefix_slack > 0
+
+    def _waits(self, newcomer: Request) -> None:
+        """What may go has gone, and `newcomer` not with it."""
+        self._newcomer = None
+        if newcomer.state is _QUEUED:  # else a bug stopped its release half way
+            self._hold_bytes(newcomer, newcomer.body_bytes)
+            self.deadlines.set(newcomer, newcomer.deadline)
 
     # -- ends -------------------------------------------------------------------------------------
 
@@ -244,9 +261,10 @@ class Scheduler:
             window.free(request, now)
             if window.removed and window.in_flight == 0:
                 del self.windows[window.endpoint]
-        self.by_name[request.cls].queue.free(request)
+        cls = self.by_name[request.cls]
+        cls.queue.free(request)
         if self._has_headroom:
-            self._note_headroom(now)
+            note_headroom(self.classes, now)
         inside, tenant = self.inside, request.tenant
         if inside[tenant] > 1:
             inside[tenant] -= 1
@@ -258,7 +276,8 @@ class Scheduler:
         if request.settled:
             request.move(_SETTLED)
             del self.requests[request.id]
-            self._retire(request.cls)
+            if cls.retired:
+                policy_change.retire(self, cls)
             return
         request.move(_ENDED)
         self.deadlines.set(request, now + self.policy.usage_grace_s)
@@ -295,61 +314,8 @@ class Scheduler:
     def _usage(self, event: Usage, now: float, effects: list[Effect]) -> None:
         request = self.requests.get(event.id)
         if request is not None and not request.settled and request.state is not _QUEUED:
-            self._settle(request, event, now, effects)
-        self._look = self._costs_hold()
-
-    def _costs_hold(self) -> bool:
-        """Whether a cost that becomes final can let something go: through a rate or a class's share alone."""
-        return self.has_shares or len(self.buckets) > 0
-
-    def _settle(self, request: Request, usage: Usage, now: float, effects: list[Effect]) -> None:
-        if charging.absurd(usage):
-            self.counts["absurd_usage"] += 1
-        cls, window = self.by_name[request.cls], self.windows.get(request.endpoint or "")
-        cost, source = charging.final(self.policy, request, usage, None if window is None else window.pace_s, now)
-        if source in charging.COUNTED:
-            prompt, output = charging.tokens(usage.prompt_tokens), charging.tokens(usage.output_tokens)
-            self.estimator.observe(
-                request.tenant,
-                request.cls,
-                request.body_bytes,
-                request.prompt_tokens,
-                prompt,
-                output,
-                request.slots,
-                request.max_output,
-            )
-            if window is not None and output is not None:
-                window.observed(request, prompt, output)
-        if self.policy.unit is _TIME and source is not _ERROR:
-            seconds = (now if request.ended_at is None else request.ended_at) - request.released_at
-            self.estimator.observe_seconds(request.tenant, request.cls, request.prompt_tokens, seconds)
-        delta = cost - request.charged
-        cls.queue.settle(request, cost)
-        self._true_up_share(request, delta)
-        request.settled = True
-        if self.preempts:
-            self.preemption.consider(request, cls.policy, self.policy)
-        if request.state is _ENDED:
-            request.move(_SETTLED)
-            self.deadlines.drop(request)
-            del self.requests[request.id]
-            self._retire(request.cls)
-        effects.append(Settled(request.id, request.tenant, request.cls, source, cost, request.cost))
-
-    def _charge_so_far(self, request: Request, since: float, now: float) -> None:
-        window = self.windows.get(request.endpoint or "")
-        pace = None if window is None else window.pace_s
-        cost = charging.so_far(request, self.policy, pace, since, now)
-        if cost > request.charged:
-            self._true_up_share(request, cost - request.charged)
-            self.by_name[request.cls].queue.refresh(request, cost)
-
-    def _true_up_share(self, request: Request, delta: float) -> None:
-        if self.has_shares:
-            self.share_v += delta
-            if not request.evicted:  # else its class would be behind, and take the slot that it has just left
-                self.by_name[request.cls].trued_up(request, delta)
+            settlement.settle(self, request, event, now, effects)
+        self._look = settlement.lets_go(self)
 
     # -- endpoints --------------------------------------------------------------------------------
 
@@ -357,7 +323,7 @@ class Scheduler:
         window = self.windows.get(event.endpoint)
         if window is not None:
             window.on_sample(event.sample, self.q_max, asked(self, now), now)
-            self._overrun.on_page(event.endpoint, event.sample)
+            self.overrun.on_page(event.endpoint, event.sample)
 
     def _scrape_failed(self, event: ScrapeFailed, _: float, __: list[Effect]) -> None:
         window = self.windows.get(event.endpoint)
@@ -377,7 +343,7 @@ class Scheduler:
         if window is None:
             return
         self.prefixes.forget(event.endpoint)
-        self._overrun.forget(event.endpoint)
+        self.overrun.forget(event.endpoint)
         window.removed = True
         if window.in_flight == 0:
             del self.windows[event.endpoint]
@@ -385,52 +351,7 @@ class Scheduler:
     # -- another policy ---------------------------------------------------------------------------
 
     def _reconfigure(self, event: Reconfigure, now: float, _: list[Effect]) -> None:
-        new = event.policy
-        check_change(self.policy, new)
-        self.policy = new
-        policies = {p.name: p for p in new.classes}
-        for cls in self.classes:
-            policy = policies.pop(cls.policy.name, None)
-            cls.retired = policy is None
-            if policy is None:
-                continue
-            if policy.queue_timeout_s != cls.policy.queue_timeout_s:
-                self._new_deadlines(cls.policy.name, policy.queue_timeout_s)
-            cls.take_policy(policy, self.share_v, now)
-        added = [ClassQueue(p, new, self.buckets, now) for p in policies.values()]
-        self.classes = sorted([*self.classes, *added], key=lambda c: c.policy.rank)
-        self.by_name = {c.policy.name: c for c in self.classes}
-        for cls in self.classes:
-            cls.queue.reconfigure(new, cls.policy.order, now)
-            self._retire(cls.policy.name)
-        self._count_held_bytes()
-        for endpoint, window in self.windows.items():
-            inside = [r for r in self.requests.values() if r.state in INSIDE and r.endpoint == endpoint]
-            self.windows[endpoint] = renewed(window, new.window, inside, now)
-        self._derive()
-        self.preemption.rebuild(self)
-
-    def _new_deadlines(self, cls: str, timeout_s: float) -> None:
-        for request in self.requests.values():
-            if request.cls == cls and request.state is State.QUEUED:
-                self.deadlines.drop(request)
-                self.deadlines.set(request, request.arrival + min(request.timeout_s, timeout_s))
-
-    def _retire(self, name: str) -> None:
-        """Forget a class that is no longer configured, once nothing of it is left."""
-        cls = self.by_name[name]
-        if not cls.retired or cls.queue.size:
-            return
-        self.classes = [c for c in self.classes if c is not cls]
-        del self.by_name[name]
-        self._derive()
-
-    def _count_held_bytes(self) -> None:
-        self.held_bytes = {}
-        for request in self.requests.values():
-            if request.state is State.QUEUED:
-                request.path = self.policy.path(request.tenant)
-                self._hold_bytes(request, request.body_bytes)
+        policy_change.change(self, event.policy, now)
 
     # -- time -------------------------------------------------------------------------------------
 
@@ -442,8 +363,8 @@ class Scheduler:
             if request is None:
                 break
             if request.state is State.ENDED:
-                self._settle(request, Usage(request.id, Source.TIME), now, effects)
-                left = left or self._costs_hold()
+                settlement.settle(self, request, Usage(request.id, Source.TIME), now, effects)
+                left = left or settlement.lets_go(self)
                 continue
             effects.append(admission.expired(self, request, now))
             self._leave_queue(request, State.EXPIRED)
@@ -455,18 +376,16 @@ class Scheduler:
     def _leave_queue(self, request: Request, to: State) -> None:
         request.move(to)
         self.deadlines.drop(request)
-        self.by_name[request.cls].queue.remove(request)
-        self._count_queued(request, -1)
+        cls = self.by_name[request.cls]
+        cls.queue.remove(request)
+        self.queued -= 1
+        self._hold_bytes(request, -request.body_bytes)
         del self.requests[request.id]
-        self._retire(request.cls)
-
-    def _count_queued(self, request: Request, by: int) -> None:
-        size = by * request.body_bytes
-        self.queued += by
-        self.queued_bytes += size
-        self._hold_bytes(request, size)
+        if cls.retired:
+            policy_change.retire(self, cls)
 
     def _hold_bytes(self, request: Request, more: int) -> None:
+        self.queued_bytes += more
         held = self.held_bytes
         for path in request.path:
             total = held.get(path, 0) + more
@@ -489,46 +408,38 @@ class Scheduler:
         charge, policy = request.cost, self.policy
         cls.queue.pop(request, charge, now)
         request.move(_RELEASED)
-        self.deadlines.drop(request)
-        request.endpoint = window.endpoint
+        self.queued -= 1
+        if request is self._newcomer:
+            self._newcomer = None
+        else:
+            self.deadlines.drop(request)
+            self._hold_bytes(request, -request.body_bytes)
+        endpoint, tenant = window.endpoint, request.tenant
+        number = self.releases = self.releases + 1
+        request.endpoint = endpoint
         request.released_at = now
-        request.released_as = self.releases + 1
-        self._count_queued(request, -1)
-        inside = self.inside[request.tenant]
-        self.inside[request.tenant] = inside + 1
-        self.releases += 1
+        request.released_as = number
+        inside = self.inside.get(tenant, 0)
+        self.inside[tenant] = inside + 1
         if by is not _RANK:
             request.guaranteed = True
             if by is _PROMOTION:
-                self.promoted_at = self.releases
-        request.guest = window.take(request, now, number=self.releases, most=most)
+                self.promoted_at = number
+        request.guest = window.take(request, now, number=number, most=most)
         if request.prefix:
-            self.prefixes.sent(window.endpoint, request.prefix, now)
-        self._overrun.watch(request, policy.unit, window.pace_s)
+            self.prefixes.sent(endpoint, request.prefix, now)
+        self.overrun.watch(request, policy.unit, window.pace_s)
         self.drain.count(now, charge)
         cls.drain.count(now, charge)
         if self.has_shares:
             self.share_v += charge
             cls.served(request, charge, self.share_v)
         if self._has_headroom:
-            self._note_headroom(now)
+            note_headroom(self.classes, now)
         if self.preempts:
             self.preemption.consider(request, cls.policy, policy)
-        return Release(
-            id=request.id,
-            endpoint=window.endpoint,
-            priority=engine_priority(counts_as, inside, policy.priority_steps),
-            tenant=request.tenant,
-            cls=request.cls,
-            waited_s=now - request.arrival,
-        )
-
-    def _note_headroom(self, now: float) -> None:
-        above = 0
-        for cls in self.classes:
-            if cls.headroom is not None:
-                cls.headroom.note(above, now)
-            above += cls.queue.in_flight
+        priority = engine_priority(counts_as, inside, policy.priority_steps)
+        return Release(request.id, endpoint, priority, tenant, request.cls, now - request.arrival)
 
 
 def _nothing(_: object, __: float, ___: list[Effect]) -> None:

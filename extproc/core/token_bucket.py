@@ -80,28 +80,28 @@ class Bucket:
 class Buckets:
     """The buckets of a pool, by path of their node. `now` is the last time that any queue was told."""
 
-    __slots__ = ("_alone", "_buckets", "_count", "now")
+    __slots__ = ("_alone", "_count", "by_path", "now")
 
     def __init__(self) -> None:
         self.now = -math.inf
-        self._buckets: dict[str, Bucket] = {}
+        self.by_path: dict[str, Bucket] = {}  # public to read
         self._alone: list[tuple[float, int, Bucket]] = []  # without members, by the time at which they are full
         self._count = 0
 
     def __len__(self) -> int:
-        return len(self._buckets)
+        return len(self.by_path)
 
     def get(self, path: str) -> Bucket | None:
-        return self._buckets.get(path)
+        return self.by_path.get(path)
 
     def join(self, path: str, policy: TenantPolicy, node: object, queue: Member) -> Bucket | None:
         """The bucket of a node, which is a member of it from now on; None: its policy has no rate."""
         if policy.rate is None:
             return None
         self._drop_full()
-        bucket = self._buckets.get(path)
+        bucket = self.by_path.get(path)
         if bucket is None:
-            bucket = self._buckets[path] = Bucket(path, policy.rate, policy.rate_burst, self._time())
+            bucket = self.by_path[path] = Bucket(path, policy.rate, policy.rate_burst, self._time())
         else:
             bucket.reconfigure(policy.rate, policy.rate_burst, self._time())
         bucket.members[node] = queue
@@ -131,12 +131,12 @@ class Buckets:
             if not self._alone or self._alone[0][0] > self.now:
                 return
             bucket = heapq.heappop(self._alone)[2]
-            if bucket.members or self._buckets.get(bucket.path) is not bucket:
+            if bucket.members or self.by_path.get(bucket.path) is not bucket:
                 continue
             if bucket.full_at() > self.now:
                 self._wait_alone(bucket)
             else:
-                del self._buckets[bucket.path]
+                del self.by_path[bucket.path]
 
 
 def check_rate(path: str, policy: TenantPolicy) -> None:

@@ -91,7 +91,7 @@ class Tree:
 
     def in_buckets(self) -> Iterator[tuple[str, Node]]:
         """Nodes of this queue that a bucket knows, and the path of that bucket. O(all of the pool); for tests."""
-        for bucket in self._buckets._buckets.values():
+        for bucket in self._buckets.by_path.values():
             for node, queue in bucket.members.items():
                 if queue is self and isinstance(node, Node):
                     yield bucket.path, node

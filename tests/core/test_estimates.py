@@ -110,6 +110,18 @@ def test_memory_is_bounded_and_the_least_recently_used_go_first() -> None:
     assert estimator.output_tokens("x0", "c", 100.0, None, 1) == pytest.approx(256.0, rel=0.05)
 
 
+def test_tenants_with_prompts_of_many_sizes_do_not_take_more_memory() -> None:
+    """Five buckets each: with the 40,000 of 8,000 tenants the table is full, and each new tenant forgets the oldest."""
+    estimator = Estimator()
+    for i in range(9_000):
+        for guess in (1.0, 2.0, 4.0, 8.0, 16.0):
+            learn(estimator, f"x{i}", output=100 if i < 1_000 else 256, guess=guess)
+    assert len(estimator) == 8_000 * (5 + 1) + 1  # and each one's own mean, and the class
+    unknown = estimator.output_tokens("never seen", "c", 16.0, None, 1)
+    assert estimator.output_tokens("x0", "c", 16.0, None, 1) == unknown
+    assert estimator.output_tokens("x8999", "c", 16.0, None, 1) != unknown
+
+
 @settings(derandomize=True, max_examples=50, deadline=None)
 @given(
     seen=st.lists(st.tuples(st.integers(0, 10**7), st.integers(0, 10**7), st.integers(1, 128)), max_size=20),

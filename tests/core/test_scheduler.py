@@ -308,3 +308,18 @@ def test_a_move_that_is_none_raises_with_the_story() -> None:
     request = Request("r7", "t", "c", 1.0, 1, 10, 1.0, 1.0, None, 1, 9.0, state=State.SETTLED)
     with pytest.raises(InvalidMoveError, match=r"settled -> released is no move; request r7 of tenant 't'"):
         request.move(State.RELEASED)
+
+
+def test_one_that_waits_behind_a_bug_in_the_dispatch_can_still_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case()
+    queue = case.scheduler.by_name["interactive"].queue
+    with monkeypatch.context() as planted:
+        planted.setattr(queue, "pop", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            case.arrive("r", timeout_s=3.0)
+    assert case.scheduler.next_deadline() == case.now + 3.0
+    assert case.scheduler.held_bytes == {"a": 1024}
+    assert case.end("r") == []
+    assert case.scheduler.requests == {}
+    assert case.scheduler.held_bytes == {}
+    assert case.scheduler.next_deadline() is None

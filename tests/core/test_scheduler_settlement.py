@@ -31,6 +31,19 @@ def test_usage_after_the_end_settles() -> None:
     assert case.scheduler.next_deadline() is None
 
 
+@pytest.mark.parametrize("ends_first", [True, False])
+def test_what_is_settled_is_not_kept_until_it_would_have_overrun(ends_first: bool) -> None:
+    """It was expected to run for 256 tokens of 50 ms."""
+    case = Case()
+    case.arrive("r")
+    assert len(case.scheduler.overrun) == 1
+    if ends_first:
+        case.end("r")
+    case.usage("r", 100, 50)
+    assert len(case.scheduler.overrun) == 0
+    assert case.scheduler.overrun.first == float("inf")
+
+
 def test_cached_prompt_tokens_cost_a_tenth() -> None:
     case = Case()
     case.arrive("r0")

@@ -156,10 +156,12 @@ class Adaptive(Window):
         return None
 
     def owed(self, now: float) -> Request | None:
-        return self._due.owed(now)
+        due = self._due  # mostly nobody is: each look in vain asks
+        return None if due.request is None else due.owed(now)
 
     def _asked(self, request: Request, now: float) -> None:
-        self._due.asked(request, now)
+        if request is self._due.request:
+            self._due.asked(request, now)
 
     def _turn(self, request: Request, now: float) -> Hold:
         prefill, kv = self.prefill, self.kv
@@ -170,7 +172,7 @@ class Adaptive(Window):
     # -- what happens -----------------------------------------------------------------------------
 
     def take(self, request: Request, now: float, *, number: int = 0, most: float | None = None) -> int:
-        guest = super().take(request, now, number=number, most=most)
+        guest = Window.take(self, request, now, number=number, most=most)  # `super` takes longer, and each request asks
         slots, prompt = request.slots, request.prompt_tokens
         output = request.output_tokens / slots
         if output < 1.0:
@@ -197,7 +199,7 @@ class Adaptive(Window):
             self.prefill.first_token(each, now)
 
     def free(self, request: Request, now: float) -> None:
-        super().free(request, now)
+        Window.free(self, request, now)
         each = self._inside_now.pop(request, None)
         if each is not None:
             self.prefill.leave(each, now)
@@ -209,7 +211,8 @@ class Adaptive(Window):
         if prompt_tokens is not None and request.prompt_tokens > 0:
             self.prefill.observed(request.prompt_tokens, prompt_tokens)
         if output_tokens is not None:
-            self.kv.survival.observe(output_tokens / max(float(request.slots), request.output_tokens))
+            slots, expected = request.slots, request.output_tokens
+            self.kv.survival.observe(output_tokens / (slots if slots > expected else expected))
 
     # -- what a page teaches ----------------------------------------------------------------------
 

@@ -106,10 +106,11 @@ class Prefill:
 
     def holds(self, prompt: float, now: float) -> bool:
         """Whether a request has to wait, with something of ours inside."""
-        if self.has_room(prompt):
+        # `has_room` without its argument: this runs for each release.
+        if not self.requests or self.tokens + prompt <= self.limit:
             return False
         self._forecast(now)
-        return not self.has_room(prompt)
+        return self.requests > 0 and self.tokens + prompt > self.limit
 
     def has_room(self, prompt: float, without: Sequence[Inside] = ()) -> bool:
         """As `holds` begins, without a trace. `without`: requests inside that are taken to be gone."""
