@@ -5,12 +5,15 @@
 -- a client's own. Nothing is parsed and nothing else changes: key order, spacing, large integers, double keys and
 -- escapes stay as sent. (A parse and a print would reorder keys and round integers.)
 --
--- Without that metadata the body is not even buffered. What cannot be edited passes unchanged, and the access log says
--- so: fairlane.usage.body_edit is "compressed" (a content-encoding) or "no_object" (the body does not begin with { and
--- end with }). An error in here is logged by Envoy, and the request goes on unchanged.
+-- Where Fairlane has said nothing, having been away or not asked, UNSCHEDULED is appended, so that a client's own priority
+-- does not count then either; without it the body is not even buffered. What cannot be edited passes unchanged, and the
+-- access log says so: fairlane.usage.body_edit is "no_object" (the body does not begin with { and end with }), or
+-- "compressed" (nor does it, and there is a content-encoding; the header alone says nothing, since engines do not look at
+-- it). An error in here is logged by Envoy, and the request goes on unchanged.
 --
 -- setBytes() replaces the whole body and sets content-length; there is no cheaper way to change a buffer from Lua.
 
+local UNSCHEDULED = '' -- as fairlane.body.append; set by what writes the configuration
 local BRACE_OPEN, BRACE_CLOSE = 123, 125
 local BLANK = " \t\r\n"
 local BYTE_ORDER_MARK = "\239\187\191" -- Python's json.loads skips it
@@ -47,7 +50,8 @@ end
 
 -- UTF-16 or UTF-32: Python's json reads it, nothing can be appended to it here, and a client's own priority would count.
 local function is_wide(body)
-  return body:getBytes(0, math.min(4, body:length())):find("\0", 1, true) ~= nil
+  local start = body:getBytes(0, math.min(2, body:length()))
+  return start:find("\0", 1, true) ~= nil or start == "\255\254" or start == "\254\255"
 end
 
 local function pass_unchanged(handle, reason)
@@ -55,14 +59,10 @@ local function pass_unchanged(handle, reason)
 end
 
 function envoy_on_request(handle)
-  local wanted = handle:streamInfo():dynamicMetadata():get("fairlane.body")
-  local members = wanted and wanted.append
+  local told = handle:streamInfo():dynamicMetadata():get("fairlane.body")
+  local members = told and told.append or UNSCHEDULED
   if type(members) ~= "string" or members == "" then
     return
-  end
-  local encoding = (handle:headers():get("content-encoding") or ""):lower()
-  if encoding ~= "" and encoding ~= "identity" then
-    return pass_unchanged(handle, "compressed")
   end
   local body = handle:body() -- nil: the request has none
   if body and is_wide(body) then
@@ -76,7 +76,8 @@ function envoy_on_request(handle)
     brace, code = last_solid(body, body:length())
   end
   if code ~= BRACE_CLOSE then
-    return pass_unchanged(handle, "no_object")
+    local encoding = (handle:headers():get("content-encoding") or ""):lower()
+    return pass_unchanged(handle, (encoding == "" or encoding == "identity") and "no_object" or "compressed")
   end
   local _, before = last_solid(body, brace)
   local comma = before == BRACE_OPEN and "" or "," -- only an empty object has { right before its }

@@ -33,6 +33,7 @@ class Requests(Section):
     malformed: Literal["pass", "reject"] = "pass"
     unknown_model: Literal["pass", "reject"] = "pass"
     max_body: Bytes = 32 * 1024**2
+    max_buffered: Bytes = 1024**3  # of all bodies that Fairlane has in its own memory (profiles body and duplex)
     include_usage: Literal["leave", "inject"] = "leave"
 
     @field_validator("queued")

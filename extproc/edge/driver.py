@@ -50,6 +50,8 @@ class Interrupted(Enum):
 
 Outcome = Release | Refuse | Interrupted
 
+_VERDICTS = (Release, Refuse)  # `Release | Refuse` would be put together for each effect
+
 _FAULT_PAUSE_S = 1.0  # after a tick that failed: what it was to do may be due still, and fail again
 
 
@@ -77,6 +79,7 @@ class PoolDriver:
         self._waiters: dict[str, asyncio.Future[Outcome]] = {}
         self.verbose = log.is_enabled_for(logging.DEBUG)  # to ask for each request costs more than most of its steps
         self.evicts = _evicts(policy)  # whether anything of this pool may be evicted
+        self._evicted: dict[str, Evict] = {}  # that must leave, and whose second stream has not come yet
         self._evict: dict[str, Callable[[Evict], object]] = {}  # how to tell a request inside that it must leave
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
@@ -89,10 +92,8 @@ class PoolDriver:
         """`call` when a request comes to an idle pool: its readings are old."""
         self._on_busy.append(call)
 
-    @staticmethod
-    def now() -> float:
-        """The scheduler's clock. Not the loop's: some loops keep theirs in whole milliseconds."""
-        return time.monotonic()
+    # The scheduler's clock. Not the loop's: some loops keep theirs in whole milliseconds.
+    now = staticmethod(time.monotonic)
 
     @property
     def busy(self) -> bool:
@@ -129,6 +130,7 @@ class PoolDriver:
         if waiter is not None:
             waiter.cancel()
         self._evict.pop(request_id, None)
+        self._evicted.pop(request_id, None)
         request = self.scheduler.requests.get(request_id)
         if request is not None and request.state is State.QUEUED:
             match how:
@@ -142,8 +144,12 @@ class PoolDriver:
         self._changed.set()
 
     def on_evict(self, request_id: str, call: Callable[[Evict], object]) -> None:
-        """`call` when the request, which is inside, must leave. Until its `end`."""
-        self._evict[request_id] = call
+        """`call` when the request, which is inside, must leave; at once, if it must already. Until its `end`."""
+        effect = self._evicted.pop(request_id, None)
+        if effect is not None:
+            call(effect)
+        else:
+            self._evict[request_id] = call
 
     def first_byte(self, request_id: str) -> None:
         """The first byte of the answer is on its way to the client."""
@@ -203,7 +209,7 @@ class PoolDriver:
         for effect in effects:
             if self.verbose and isinstance(effect, Release):
                 log.debug("released", ticket=effect.id, tenant=effect.tenant, endpoint=effect.endpoint)
-            if isinstance(effect, Release | Refuse):
+            if isinstance(effect, _VERDICTS):
                 waiter = self._waiters.pop(effect.id, None)
                 if waiter is not None and not waiter.done():
                     waiter.set_result(effect)
@@ -211,6 +217,8 @@ class PoolDriver:
                 call = self._evict.pop(effect.id, None)
                 if call is not None:
                     call(effect)
+                else:
+                    self._evicted[effect.id] = effect
         if effects:
             self._recorder.effects(self.name, effects)
         self._arm()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,14 +33,28 @@ _OF_THE_REQUEST = frozenset({"request_body", "request_trailers"})
 class Exchange:
     """What is owed on the stream, and what is known of it."""
 
-    __slots__ = ("answered", "context", "early", "evicted", "interrupted", "place", "reader", "replayable", "shape")
+    __slots__ = (
+        "answered",
+        "context",
+        "early",
+        "interrupted",
+        "last_word",
+        "place",
+        "reader",
+        "replayable",
+        "shape",
+        "speaking",
+        "writing",
+    )
 
     def __init__(self, context: Context, shape: Shape) -> None:
         self.context = context
         self.shape = shape
         self.answered = False  # the request was let go or answered, or there is nobody who waits for it
         self.replayable = True  # Envoy would send it to another replica, should this stream break now
-        self.evicted = False  # an answer of our own is on its way: nothing else may be written
+        self.writing = False
+        self.last_word: bytes | None = None  # the answer to an evicted request: nothing is written after it
+        self.speaking: asyncio.Task[None] | None = None  # writes it
         self.interrupted = Interrupted.LEFT  # how it ended, where it was held to the end
         self.place: Queue | None = None  # in the books, once it is there
         self.reader: asyncio.Future[Any] | None = None  # the read that runs while the request is held
@@ -52,12 +67,21 @@ class Exchange:
         return None if raw is grpc.aio.EOF else ext_proc_pb2.ProcessingRequest.FromString(raw)
 
     async def write(self, raw: bytes) -> None:
-        await self.context.write(raw)
+        """grpc.aio takes one write at a time, so what has to be said from outside waits for this one's end."""
+        if self.last_word is not None:
+            return
+        self.writing = True
+        try:
+            await self.context.write(raw)
+        finally:
+            self.writing = False
+        if self.last_word is not None:
+            await self._say_it()
 
-    async def answer(self, raw: bytes) -> None:
+    def answer(self, raw: bytes) -> Awaitable[None]:
         """The last that is owed to the request."""
         self.answered = True
-        await self.context.write(raw)
+        return self.write(raw)
 
     async def hold(self, waiter: asyncio.Future[Outcome]) -> Outcome:
         """Wait for the verdict in silence."""
@@ -76,14 +100,15 @@ class Exchange:
         if self.reader is not None and not self.reader.done():
             self.reader.cancel()
 
-    def evict(self, effect: Evict) -> asyncio.Task[None]:
+    def evict(self, effect: Evict) -> None:
         """Answer a request that was released, before its own answer begins. Envoy obeys at any time."""
-        self.evicted = True
-        return asyncio.ensure_future(self._evict(refuse(effect.reason, effect.message, effect.retry_after_s)))
+        self.last_word = refuse(effect.reason, effect.message, effect.retry_after_s)
+        if not self.writing:
+            self.speaking = asyncio.ensure_future(self._say_it())
 
-    async def _evict(self, raw: bytes) -> None:
-        with contextlib.suppress(grpc.aio.UsageError):  # it has just ended by itself
-            await self.context.write(raw)
+    async def _say_it(self) -> None:
+        with contextlib.suppress(Exception):  # it has just ended by itself
+            await self.context.write(self.last_word)
 
     def _listen(self, waiter: asyncio.Future[Outcome]) -> None:
         self.reader = asyncio.ensure_future(self.context.read())

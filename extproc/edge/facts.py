@@ -51,7 +51,8 @@ class Facts:
 
     @property
     def compressed(self) -> bool:
-        return self.headers.get("content-encoding", "identity") not in ("", "identity")
+        """So its header says; engines do not look at it."""
+        return self.headers.get("content-encoding", "").strip().lower() not in ("", "identity")
 
 
 # Headers that this module and its callers look at, whatever the configuration.
@@ -62,9 +63,10 @@ def read(message: ext_proc_pb2.ProcessingRequest, wanted: Container[str] | None 
     """Facts of a `request_headers` message. Never raises for what a client can send. `wanted`: names of the headers to
     take, `HEADERS` among them; None: all."""
     metadata = message.metadata_context.filter_metadata
-    facts = scalars(metadata[FACTS]) if FACTS in metadata else _NOTHING
-    raw_attributes = message.attributes[ATTRIBUTES].fields if ATTRIBUTES in message.attributes else _NO_ATTRIBUTES
-    size, at, request_id = (_attribute(raw_attributes, name) for name in ("request.size", "request.time", "request.id"))
+    told, asked = metadata.get(FACTS), message.attributes.get(ATTRIBUTES)
+    facts = _NOTHING if told is None else scalars(told)
+    attributes = _NO_ATTRIBUTES if asked is None else asked.fields
+    size, at, request_id = attributes.get("request.size"), attributes.get("request.time"), attributes.get("request.id")
     headers = headers_of(message.request_headers, wanted)
     model, text_bytes = facts.get("model"), facts.get("text_bytes")
     max_output = None
@@ -74,10 +76,10 @@ def read(message: ext_proc_pb2.ProcessingRequest, wanted: Container[str] | None 
     return Facts(
         headers=headers,
         metadata=metadata,
-        attributes=raw_attributes,
+        attributes=attributes,
         method=headers.get(":method", ""),
         path=headers.get(":path", "").partition("?")[0],
-        request_id=request_id if isinstance(request_id, str) else "",
+        request_id="" if request_id is None else request_id.string_value,
         known=bool(facts) and "error" not in facts,
         model=model if isinstance(model, str) and model else None,
         malformed=_malformed(facts.get("error"), model),
@@ -85,18 +87,11 @@ def read(message: ext_proc_pb2.ProcessingRequest, wanted: Container[str] | None 
         max_output=max_output,
         n=_sequences(facts.get("n"), facts.get("prompts")),
         usage_asked="include_usage" in facts,
-        body_bytes=_count(size, 2**48) or 0,
+        body_bytes=0 if size is None else _count(size.number_value or size.string_value, 2**48) or 0,
         prompt_tokens=None if text_bytes is None else _prompt_tokens(text_bytes, facts.get("images")),
         prefix=_prefix(facts["prefix"]) if "prefix" in facts else (),
-        arrival=_time(at),
+        arrival=None if at is None else _time(at.string_value),
     )
-
-
-def _attribute(attributes: Mapping[str, Value], name: str) -> Scalar:
-    if name not in attributes:
-        return None
-    value = attributes[name]
-    return value.string_value or (value.number_value if value.HasField("number_value") else None)
 
 
 def with_body(facts: Facts, body: bytes) -> Facts:
@@ -147,6 +142,8 @@ def _scalar(value: object) -> Scalar:
 
 def _sequences(n: Scalar, prompts: Scalar) -> int:
     """Each choice of each prompt runs by itself."""
+    if n is None and prompts is None:
+        return 1
     return min((_count(n, MAX_SLOTS) or 1) * (_count(prompts, MAX_SLOTS) or 1), MAX_SLOTS)
 
 
@@ -179,10 +176,8 @@ def _count(value: Scalar, most: int) -> int | None:
     return int(min(number, float(most)))
 
 
-def _time(value: Scalar) -> float | None:
+def _time(value: str) -> float | None:
     """Envoy writes `2026-11-29T22:10:28.93649+00:00`, with as many digits as it needs."""
-    if not isinstance(value, str):
-        return None
     try:
         parsed = datetime.fromisoformat(value)
     except ValueError:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from extproc.config.model import Config
 from extproc.config.requests import QueuedPaths
-from extproc.config.scheduling import Pool
+from extproc.config.scheduling import ALL, Pool
 from extproc.core.events import Arrive
 from extproc.core.reasons import Reason
 from extproc.edge import facts as facts_of
@@ -25,9 +25,9 @@ from extproc.edge.request_ids import RequestIds
 _ASKED_FOR_USAGE = ("/chat/completions", "/v1/completions")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Queue:
-    """It takes its turn in a pool."""
+    """It takes its turn in a pool. Not to be changed once made, like `Facts`."""
 
     driver: PoolDriver
     pool: Pool
@@ -67,6 +67,7 @@ class Gate:
         self._arrivals = ArrivalClocks()
         self._identifier = Identifier(config, keys or Keys(config))
         self._pools = {model: pool for pool in config.pools for model in pool.models}
+        self._takes_all, self._takes_unnamed = self._pools.get(ALL), config.pool_of(None)
         self.headers = facts_of.HEADERS | config.identity.headers  # that are looked at
         self._queued = QueuedPaths(config.requests.queued)
         self.request_ids = RequestIds()
@@ -78,6 +79,12 @@ class Gate:
     def too_large(self, what: str) -> Deny:
         return Deny(Reason.BODY_TOO_LARGE, f"{what}, and may have {self.config.requests.max_body} (requests.max_body)")
 
+    def buffer_full(self) -> Deny:
+        most = self.config.requests.max_buffered
+        return Deny(
+            Reason.QUEUE_FULL, f"bodies of {most} bytes are in memory, and there may be no more (requests.max_buffered)"
+        )
+
     def decide(self, facts: Facts, peer: str, first_byte_seen: bool = False) -> Queue | Pass | Deny:
         """`peer`: the Envoy that asks, as gRPC names the other end of its connection. `first_byte_seen`: the start of
         the answer will come by here."""
@@ -86,7 +93,7 @@ class Gate:
             return self.too_large(f"the body has {facts.body_bytes} bytes")
         if facts.malformed is not None and rules.malformed == "reject":
             return Deny(Reason.INVALID_REQUEST, f"{facts.malformed}", None if facts.model else "model")
-        pool = self._pools.get(facts.model or "") or self.config.pool_of(facts.model)
+        pool = self._takes_unnamed if facts.model is None else self._pools.get(facts.model, self._takes_all)
         if pool is None:
             if facts.model is not None and rules.unknown_model == "reject":
                 return Deny(Reason.MODEL_NOT_FOUND, f"the model {facts.model[:128]!r} is not served here", "model")
@@ -116,7 +123,6 @@ class Gate:
             self.config.requests.include_usage == "inject"
             and facts.stream
             and not facts.usage_asked
-            and not facts.compressed
             and facts.path.endswith(_ASKED_FOR_USAGE)
         )
 

@@ -33,8 +33,10 @@ _Read = Callable[[Facts], str | Key | None]
 _Join = Callable[[Sequence[str | None]], str | None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Identity:
+    """Not to be changed once made, like `Facts`."""
+
     tenant: str
     cls: str
     clamped: bool  # it asked for a class that does not exist, or that its tenant or its key may not use

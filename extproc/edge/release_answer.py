@@ -24,23 +24,29 @@ _REQUEST_HEADERS = b"\x0a"  # ProcessingResponse
 def release(headers: Mapping[str, str], endpoint: str, append: str = "") -> bytes:
     """A serialised ProcessingResponse to the request's headers: sets `headers` (few names, which are remembered), and
     tells Envoy the endpoint and the text to append to the body, in metadata where no client can write."""
-    mutation = b"".join([_set_header(name, value.encode()) for name, value in headers.items()])
-    common = _HEADER_MUTATION + _length(len(mutation)) + mutation
-    response = _RESPONSE + _length(len(common)) + common
-    return b"".join((_REQUEST_HEADERS, _length(len(response)), response, _metadata(endpoint, append)))
+    pieces: list[bytes] = []
+    for name, text in headers.items():
+        value = text.encode()
+        pieces += (_before_value(name, len(value)), value, _OVERWRITE)
+    mutation = b"".join(pieces)
+    return b"".join((_before_mutation(len(mutation)), mutation, _metadata(endpoint, append)))
 
 
-def _set_header(name: str, value: bytes) -> bytes:
-    header = _named(name) + _length(len(value)) + value
-    option = _HEADER + _length(len(header)) + header + _OVERWRITE
-    return _SET_HEADERS + _length(len(option)) + option
-
-
-@lru_cache(maxsize=64)
-def _named(name: str) -> bytes:
-    """The beginning of a HeaderValue, up to the length of its value."""
+@lru_cache(maxsize=1024)
+def _before_value(name: str, size: int) -> bytes:
+    """A header that is set, up to its value of `size` bytes. Names are few, and their values of few lengths."""
     raw = name.encode()
-    return _KEY + _length(len(raw)) + raw + _RAW_VALUE
+    header = _KEY + _length(len(raw)) + raw + _RAW_VALUE + _length(size)
+    option = _HEADER + _length(len(header) + size) + header
+    return _SET_HEADERS + _length(len(option) + size + len(_OVERWRITE)) + option
+
+
+@lru_cache(maxsize=1024)
+def _before_mutation(size: int) -> bytes:
+    """The message up to its header mutation of `size` bytes."""
+    common = _HEADER_MUTATION + _length(size)
+    response = _RESPONSE + _length(len(common) + size) + common
+    return _REQUEST_HEADERS + _length(len(response) + size) + response
 
 
 @lru_cache(maxsize=4096)
@@ -53,13 +59,8 @@ def _metadata(endpoint: str, append: str) -> bytes:
     return told.SerializeToString()
 
 
-_SHORT = [bytes((n,)) for n in range(128)]
-
-
 def _length(n: int) -> bytes:
     """As a varint: seven bits in each byte, the lowest first."""
-    if n < 128:
-        return _SHORT[n]
     out = bytearray()
     while n >= 128:
         out.append(n & 127 | 128)

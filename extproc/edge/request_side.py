@@ -9,7 +9,7 @@ Duplex      the body comes in pieces while the headers wait, and is given back i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,20 +49,52 @@ class Grant:
     headers: Mapping[str, str]
     endpoint: str
     members: bytes  # to append to its JSON body; empty: the body stays as it is
+    compressed: bool  # its header says so
 
 
 class TooLargeError(Exception):
     """The body has more bytes than may be read. Carries the limit."""
 
 
+class BufferFullError(Exception):
+    """There are too many bytes of bodies in memory."""
+
+
+class Buffer:
+    """What all bodies together take that are here. A body counts while it is read and held, and belongs to nobody's
+    queue before it is whole: without a limit a few hundred clients that never end theirs would fill the memory."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.used = 0  # bytes
+
+    def take(self, more: int) -> None:
+        """Raises BufferFullError, and takes nothing."""
+        if self.used + more > self._most:
+            raise BufferFullError
+        self.used += more
+
+    def free(self, bytes_: int) -> None:
+        self.used -= bytes_
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    max_body: int  # bytes
+    buffer: Buffer
+
+
 class RequestSide(Protocol):
     async def facts(self, facts: Facts) -> Facts | None:
         """`facts` with all that will be known before the decision; None: the stream is over. Raises TooLargeError."""
 
-    async def release(self, grant: Grant) -> None: ...
+    def release(self, grant: Grant) -> Awaitable[None]: ...
 
-    async def pass_on(self) -> None:
+    def pass_on(self) -> Awaitable[None]:
         """Let the request go as it came."""
+
+    def close(self) -> None:
+        """The stream is over."""
 
     def later(self, kind: str, message: ext_proc_pb2.ProcessingRequest | None, /) -> bytes | None:
         """The answer to a message of the request that comes after it was let go. `message`: None where only its kind
@@ -70,15 +102,15 @@ class RequestSide(Protocol):
 
 
 def side_of(
-    exchange: Exchange, first: ext_proc_pb2.ProcessingRequest, facts: Facts, recorder: Recorder, max_body: int
+    exchange: Exchange, first: ext_proc_pb2.ProcessingRequest, facts: Facts, recorder: Recorder, limits: Limits
 ) -> RequestSide:
-    """The way that this stream's wiring asks for. `max_body`: bytes of a body that is read here."""
+    """The way that this stream's wiring asks for. `limits`: of bodies that are read here."""
     shape = exchange.shape
     has_body = not first.request_headers.end_of_stream
     if has_body and shape.duplex_request:
-        return Duplex(exchange, recorder, max_body)
+        return Duplex(exchange, recorder, limits)
     if has_body and shape.whole_body and not facts.known:
-        return AtBody(exchange, recorder, max_body)
+        return AtBody(exchange, recorder, limits)
     return AtHeaders(exchange, recorder, body_follows=has_body and shape.whole_body)
 
 
@@ -88,38 +120,44 @@ class AtHeaders:
         self._recorder = recorder
         self._body_follows = body_follows
         self._members = b""
+        self._compressed = False
 
     async def facts(self, facts: Facts) -> Facts | None:
         return facts
 
-    async def release(self, grant: Grant) -> None:
+    def release(self, grant: Grant) -> Awaitable[None]:
         append = ""
         if self._body_follows:
-            self._members = grant.members
+            self._members, self._compressed = grant.members, grant.compressed
         elif grant.members:
             append = grant.members.decode()
-        await self._exchange.answer(release(grant.headers, grant.endpoint, append))
+        return self._exchange.answer(release(grant.headers, grant.endpoint, append))
 
-    async def pass_on(self) -> None:
-        await self._exchange.answer(_CONTINUE_HEADERS)
+    def pass_on(self) -> Awaitable[None]:
+        return self._exchange.answer(_CONTINUE_HEADERS)
 
     def later(self, kind: str, message: ext_proc_pb2.ProcessingRequest | None) -> bytes | None:
         if kind == "request_body" and message is not None and self._members:
             members, self._members = self._members, b""
             body = message.request_body.body
             if _is_wide(body):
+                self._recorder.refused(Reason.INVALID_REQUEST.code)
                 return _NOT_UTF8
-            edited = _edited(body, members, self._recorder)
+            edited = _edited(body, members, self._compressed, self._recorder)
             if edited is not None:
                 return request_body_answer({}, body=edited)
         return go_on(kind)
 
+    def close(self) -> None:
+        pass
+
 
 class AtBody:
-    def __init__(self, exchange: Exchange, recorder: Recorder, max_body: int) -> None:
+    def __init__(self, exchange: Exchange, recorder: Recorder, limits: Limits) -> None:
         self._exchange = exchange
         self._recorder = recorder
-        self._max_body = max_body
+        self._limits = limits
+        self._taken = 0  # bytes of the buffer
         self._body: bytes | None = None
 
     async def facts(self, facts: Facts) -> Facts | None:
@@ -135,18 +173,21 @@ class AtBody:
         if message.WhichOneof("request") != "request_body":
             await exchange.write(go_on(message.WhichOneof("request") or "") or b"")
             return None  # Envoy has answered the client itself
+        self._limits.buffer.take(len(message.request_body.body))
         self._body = message.request_body.body
-        if len(self._body) > self._max_body:
+        self._taken = len(self._body)
+        if len(self._body) > self._limits.max_body:
             raise TooLargeError(f"the body has {len(self._body)} bytes")
         return facts_of.with_body(facts, self._body)
 
     async def release(self, grant: Grant) -> None:
         if grant.members and _is_wide(self._body or b""):
+            self._recorder.refused(Reason.INVALID_REQUEST.code)
             await self._exchange.answer(_NOT_UTF8)
             return
-        edited = _edited(self._body or b"", grant.members, self._recorder) if grant.members else None
+        edited = _edited(self._body or b"", grant.members, grant.compressed, self._recorder) if grant.members else None
         await self._exchange.answer(request_body_answer(grant.headers, (), grant.endpoint, edited))
-        self._body = None
+        self.close()
 
     async def pass_on(self) -> None:
         if self._body is None:
@@ -155,14 +196,21 @@ class AtBody:
         await self._exchange.answer(go_on("request_body") or b"")
 
     def later(self, kind: str, _: ext_proc_pb2.ProcessingRequest | None) -> bytes | None:
+        self.close()
         return go_on(kind)
+
+    def close(self) -> None:
+        self._body = None
+        self._limits.buffer.free(self._taken)
+        self._taken = 0
 
 
 class Duplex:
-    def __init__(self, exchange: Exchange, recorder: Recorder, max_body: int) -> None:
+    def __init__(self, exchange: Exchange, recorder: Recorder, limits: Limits) -> None:
         self._exchange = exchange
         self._recorder = recorder
-        self._max_body = max_body
+        self._limits = limits
+        self._taken = 0  # bytes of the buffer
         self._body = bytearray()
         self._ended = False  # the whole body is here
         self._trailers = False  # and trailers came after it
@@ -175,10 +223,13 @@ class Duplex:
                 return None
             kind = message.WhichOneof("request") or ""
             if kind == "request_body":
-                self._body += message.request_body.body
+                piece = message.request_body.body
+                self._limits.buffer.take(len(piece))
+                self._taken += len(piece)
+                self._body += piece
                 self._ended = message.request_body.end_of_stream
                 self._exchange.replayable = len(self._body) <= _REPLAYED_BYTES
-                if len(self._body) > self._max_body:
+                if len(self._body) > self._limits.max_body:
                     raise TooLargeError(f"the body has more than {len(self._body)} bytes")
             elif kind == "request_trailers":
                 self._ended = self._trailers = True
@@ -189,9 +240,10 @@ class Duplex:
 
     async def release(self, grant: Grant) -> None:
         if grant.members and _is_wide(self._body):
+            self._recorder.refused(Reason.INVALID_REQUEST.code)
             await self._exchange.answer(_NOT_UTF8)
             return
-        edited = _edited(bytes(self._body), grant.members, self._recorder) if grant.members else None
+        edited = _edited(bytes(self._body), grant.members, grant.compressed, self._recorder) if grant.members else None
         await self._exchange.write(release(grant.headers, grant.endpoint))
         await self._give_back(bytes(self._body) if edited is None else edited)
 
@@ -210,6 +262,12 @@ class Duplex:
             await exchange.write(streamed_body("request_body", piece, last and start + _PIECE >= len(body)))
         if self._trailers:
             await exchange.write(go_on("request_trailers") or b"")
+        self.close()
+
+    def close(self) -> None:
+        self._body = bytearray()
+        self._limits.buffer.free(self._taken)
+        self._taken = 0
 
     def later(self, kind: str, message: ext_proc_pb2.ProcessingRequest | None) -> bytes | None:
         if not self._passing or message is None:
@@ -225,10 +283,12 @@ class Duplex:
 def _is_wide(body: bytes | bytearray) -> bool:
     """Whether it is UTF-16 or UTF-32, which Python's json reads and nothing can be appended to: a client's own priority
     would count."""
-    return 0 in body[:4]
+    start = bytes(body[:2])
+    return 0 in start or start in (b"\xff\xfe", b"\xfe\xff")
 
 
-def _edited(body: bytes, members: bytes, recorder: Recorder) -> bytes | None:
+def _edited(body: bytes, members: bytes, compressed: bool, recorder: Recorder) -> bytes | None:
+    """What is an object as it stands is edited, whatever its header says: an engine reads it as one, too."""
     edited = append_members(body, members)
-    recorder.body_edit("edited" if edited is not None else "no_object")
+    recorder.body_edit("edited" if edited is not None else "compressed" if compressed else "no_object")
     return edited

@@ -50,7 +50,8 @@ def shape_of(message: ext_proc_pb2.ProcessingRequest | None, metadata: Any) -> S
     """`message`: the first of the stream, None where it cannot be read; `metadata`: the stream's initial metadata, as
     grpc gives it."""
     message = message or ext_proc_pb2.ProcessingRequest()
-    request_body, response_body = message.protocol_config.request_body_mode, message.protocol_config.response_body_mode
+    modes = message.protocol_config
+    request_body, response_body = modes.request_body_mode, modes.response_body_mode
     words = ""
     for key, value in metadata or ():
         if key == WIRING and isinstance(value, str):

@@ -39,13 +39,17 @@ from extproc.edge.request_side import (
     PRIORITY,
     QUEUE_MS,
     TIMING,
+    Buffer,
+    BufferFullError,
     Grant,
+    Limits,
     RequestSide,
     TooLargeError,
     side_of,
 )
 from extproc.edge.response_side import ResponseSide
 from extproc.edge.shape import FIRST_BYTE, HOLD, TRACK, shape_of
+from extproc.edge.silence import Silence
 from extproc.edge.tracking import Tracking
 from extproc.edge.usage import TICKET
 from extproc.edge.wire import go_on, headers_of, request_headers_answer
@@ -66,11 +70,18 @@ class ExternalProcessor:
         self._held: dict[asyncio.Future[Outcome], Exchange] = {}
         self._ends: set[asyncio.Future[None]] = set()  # of streams that are only waited out
         self._letting_go: Interrupted | None = None
+        requests = gate.config.requests
+        self._limits = Limits(requests.max_body, Buffer(requests.max_buffered))
+        self._silence = Silence(_SILENCE_S, self._hang_up)
         self._hanging_up: set[asyncio.Task[None]] = set()
         self.open = 0  # streams
 
     async def process(self, _: object, context: Context) -> None:
-        first = await self._first(context)
+        self._silence.begins(context)
+        try:
+            first = await context.read()
+        finally:
+            self._silence.ends(context)
         if first is grpc.aio.EOF:
             return
         message: ext_proc_pb2.ProcessingRequest | DecodeError
@@ -81,18 +92,27 @@ class ExternalProcessor:
         shape = shape_of(None if isinstance(message, DecodeError) else message, context.invocation_metadata())
         exchange = Exchange(context, shape)
         side: RequestSide | None = None
+        unread: ext_proc_pb2.ProcessingRequest | None = None
+        stays = True
         self.open += 1
         try:
             if isinstance(message, DecodeError):
                 raise message
             if message.WhichOneof("request") != "request_headers" or shape.observed:
-                await self._not_ours(exchange, message)
+                # It does not send request headers, or does not wait for answers: nothing to schedule by.
+                self._recorder.passed("observed" if shape.observed else "not_placed")
+                exchange.answered, unread = True, message
             elif TRACK in shape.words:
                 await self._track(exchange, message)
             else:
                 facts = facts_of.read(message, self._gate.headers)
-                side = side_of(exchange, message, facts, self._recorder, self._gate.config.requests.max_body)
-                await self._serve(exchange, side, facts)
+                side = side_of(exchange, message, facts, self._recorder, self._limits)
+                stays = await self._serve(exchange, side, facts)
+            # It ends here and not further in, since most streams are cancelled: each coroutine on the way out costs.
+            if stays and shape.quiet and exchange.reader is None:
+                await self._end()
+            elif stays:
+                await self._follow(exchange, side, unread)
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
         except Exception:
@@ -106,6 +126,8 @@ class ExternalProcessor:
         finally:
             self.open -= 1
             exchange.close()
+            if side is not None:
+                side.close()
             self._close(exchange)
 
     def _close(self, exchange: Exchange) -> None:
@@ -116,16 +138,9 @@ class ExternalProcessor:
                 place.driver.usage(Usage(place.event.id, Source.TIME))  # nobody will say more
             self._gate.close(place, exchange.interrupted)
 
-    async def _first(self, context: Context) -> bytes:
-        """The first message. A stream on which none comes would stay for ever, so it is closed."""
-        timer = asyncio.get_running_loop().call_later(_SILENCE_S, self._hang_up, context)
-        try:
-            raw: bytes = await context.read()
-        finally:
-            timer.cancel()
-        return raw
-
     def _hang_up(self, context: Context) -> None:
+        """A stream on which no message comes would stay for ever."""
+
         async def abort() -> None:
             with contextlib.suppress(grpc.aio.AbortError, grpc.aio.UsageError):
                 await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no message within {_SILENCE_S:g} s")
@@ -133,12 +148,6 @@ class ExternalProcessor:
         task = asyncio.ensure_future(abort())
         self._hanging_up.add(task)
         task.add_done_callback(self._hanging_up.discard)
-
-    async def _not_ours(self, exchange: Exchange, message: ext_proc_pb2.ProcessingRequest) -> None:
-        """A wiring that does not send request headers, or does not wait for answers: nothing to schedule by."""
-        self._recorder.passed("observed" if exchange.shape.observed else "not_placed")
-        exchange.answered = True
-        await self._follow(exchange, None, message)
 
     async def _track(self, exchange: Exchange, message: ext_proc_pb2.ProcessingRequest) -> None:
         """The second stream of a request, after the one that held it."""
@@ -151,44 +160,46 @@ class ExternalProcessor:
             exchange.place = place
             self._released(exchange, place)
         await exchange.write(go_on("request_headers") or b"")
-        await self._follow(exchange, None)
 
-    async def _serve(self, exchange: Exchange, side: RequestSide, facts: Facts) -> None:
+    async def _serve(self, exchange: Exchange, side: RequestSide, facts: Facts) -> bool:
+        """Until the request was let go or answered. Whether its stream is to be followed to its end."""
         gate = self._gate
         if not gate.queues(facts):
             self._recorder.passed("not_queued")
             await side.pass_on()
-            await self._follow(exchange, side)
-            return
+            return True
         try:
             complete = await side.facts(facts)
         except TooLargeError as error:
             await self._refuse(exchange, gate.too_large(str(error)))
-            return
+            return False
+        except BufferFullError:
+            await self._refuse(exchange, gate.buffer_full())
+            return False
         except asyncio.CancelledError:
             self._recorder.passed("unread")
             raise
         if complete is None:
             self._recorder.passed("unread")
             exchange.answered = True
-            await self._follow(exchange, side)
-            return
+            return True
         match gate.decide(complete, exchange.context.peer(), FIRST_BYTE in exchange.shape.words):
-            case Deny() as deny:
-                await self._refuse(exchange, deny)
+            case Queue() as place:
+                return await self._queue(exchange, side, place, complete)
             case Pass(why):
                 self._recorder.passed(why)
                 await side.pass_on()
-                await self._follow(exchange, side)
-            case Queue() as place:
-                await self._queue(exchange, side, place, complete)
+                return True
+            case Deny() as deny:
+                await self._refuse(exchange, deny)
+                return False
 
     async def _refuse(self, exchange: Exchange, deny: Deny) -> None:
         self._recorder.refused(deny.reason.code)
-        await exchange.answer(refuse(deny.reason, deny.message, None, deny.param))
+        await exchange.answer(refuse(deny.reason, deny.message, 1, deny.param))
 
-    async def _queue(self, exchange: Exchange, side: RequestSide, place: Queue, facts: Facts) -> None:
-        """Wait for the verdict, tell it, and stay until the stream ends."""
+    async def _queue(self, exchange: Exchange, side: RequestSide, place: Queue, facts: Facts) -> bool:
+        """Wait for the verdict, and tell it. Whether the stream is to be followed to its end."""
         event = place.event
         exchange.place = place
         waiter = place.driver.arrive(event)
@@ -207,10 +218,10 @@ class ExternalProcessor:
                     exchange.place = None
                     self._tracking.expect(place)
                     await side.release(self._grant(outcome, place, facts))
-                    return
+                    return False
                 self._released(exchange, place)
                 await side.release(self._grant(outcome, place, facts))
-                await self._follow(exchange, side)
+                return True
             case Refuse():
                 await exchange.answer(refuse(outcome.reason, outcome.message, outcome.retry_after_s))
             case Interrupted.HANDED_OVER:
@@ -222,7 +233,8 @@ class ExternalProcessor:
             case Interrupted.LEFT:
                 exchange.answered = True
                 self._close(exchange)
-                await self._follow(exchange, side)
+                return True
+        return False
 
     def _never_sent(self, place: Queue) -> None:
         """It was released, and its stream was over by then: no engine has seen it, so it costs nothing."""
@@ -268,11 +280,8 @@ class ExternalProcessor:
             headers[PRIORITY] = str(verdict.priority)
         edit = b""
         if via in ("body", "both") or place.usage_injected:
-            if facts.compressed:
-                self._recorder.body_edit("compressed")
-            else:
-                edit = members(verdict.priority if via in ("body", "both") else None, place.usage_injected)
-        return Grant(headers, verdict.endpoint, edit)
+            edit = members(verdict.priority if via in ("body", "both") else None, place.usage_injected)
+        return Grant(headers, verdict.endpoint, edit, facts.compressed)
 
     async def _follow(
         self,
@@ -281,9 +290,6 @@ class ExternalProcessor:
         message: ext_proc_pb2.ProcessingRequest | None = None,
     ) -> None:
         """Answer whatever Envoy asks, until the stream ends."""
-        if exchange.shape.quiet and exchange.reader is None:
-            await self._end()
-            return
         response = ResponseSide(exchange, exchange.place)
         try:
             for kind in exchange.early:
@@ -298,7 +304,7 @@ class ExternalProcessor:
                 else:
                     one = go_on(kind) if side is None else side.later(kind, message)
                     answers = [] if one is None else [one]
-                if not (exchange.evicted or exchange.shape.observed):
+                if not exchange.shape.observed:
                     for answer in answers:
                         await exchange.write(answer)
                 message = await exchange.read()

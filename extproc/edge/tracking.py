@@ -13,7 +13,7 @@ import asyncio
 from extproc.edge.gate import Gate, Queue
 from extproc.edge.recorder import Recorder
 
-_CLAIM_S = 5.0
+_CLAIM_S = 2.0  # it comes within milliseconds, unless this process is busy for longer
 
 
 class Tracking:

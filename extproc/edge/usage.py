@@ -39,15 +39,14 @@ def read(entry: access_log_pb2.HTTPAccessLogEntry, ticket: str) -> Said:
     """Never raises for what an engine can send."""
     common = entry.common_properties
     metadata = common.metadata.filter_metadata
-    fields = scalars(metadata[USAGE]) if USAGE in metadata else _NOTHING
+    told = metadata.get(USAGE)
+    fields = _NOTHING if told is None else scalars(told)
     flags = common.response_flags if common.HasField("response_flags") else None
     why = fields.get("body_edit")
     return Said(
         _usage(entry, ticket, fields, flags),
         None if flags is None else _unreachable(flags, ticket),
-        why
-        if isinstance(why, str) and why in ("compressed", "no_object")
-        else None,  # a label: nothing else gets through
+        why if isinstance(why, str) and why in _UNEDITED else None,
     )
 
 

@@ -64,13 +64,15 @@ def headers_of(message: ext_proc_pb2.HttpHeaders, wanted: Container[str] | None 
     headers = message.headers.headers
     if wanted is None:
         return {h.key: str(h.raw_value, "utf-8", "replace") or h.value for h in headers}
-    return {key: str(h.raw_value, "utf-8", "replace") or h.value for h in headers if (key := h.key) in wanted}
+    return {key: h.raw_value.decode("utf-8", "replace") or h.value for h in headers if (key := h.key) in wanted}
 
 
 def scalars(struct: Struct) -> dict[str, Scalar]:
     """The members of a Struct; None stands for null, a list or a struct."""
     found: dict[str, Scalar] = {}
-    for name, value in struct.fields.items():
+    fields = struct.fields
+    for name in fields:  # `items` is written in Python
+        value = fields[name]
         kind = value.WhichOneof("kind")
         found[name] = getattr(value, kind) if kind in _SCALARS else None
     return found

@@ -23,11 +23,14 @@ def wiring(config: Config, **chosen: Any) -> Wiring:
     """`chosen`: fields of Wiring that the file does not decide, or that are to be otherwise. Raises WiringError."""
     sources = [*config.identity.tenant, *config.identity.request_class]
     by_header = any(pool.priority_via in ("header", "both") for pool in config.pools)
+    by_body = any(pool.priority_via in ("body", "both") for pool in config.pools)
+    default = config.classes[config.default_class].priority
     given: dict[str, Any] = {
         "first_byte": any(cls.preemptible for cls in config.classes.values()),
         "queued": tuple(config.requests.queued),
         "max_body": config.requests.max_body,
-        "default_priority": config.classes[config.default_class].priority if by_header else None,
+        "default_priority": default if by_header else None,
+        "unscheduled_priority": default if by_body else None,
         "attributes": tuple(_CERTIFICATE[each.certificate.which] for each in sources if each.certificate),
         "namespaces": tuple(each.metadata.namespace for each in sources if each.metadata),
     }

@@ -47,6 +47,7 @@ class Wiring:
     queued            paths; `*/x` is /x below any prefix
     max_body          bytes; more is 413
     default_priority  what an engine is told about requests that pass unscheduled; None: no header
+    unscheduled_priority  the same in the body, where a filter appends; None: nothing
     attributes        that Fairlane is told besides those of the base file: what identifies a client's certificate
     namespaces        of dynamic metadata that it is told: where identity filters leave their claims
     """
@@ -60,6 +61,7 @@ class Wiring:
     queued: tuple[str, ...] = QUEUED_PATHS
     max_body: int = 32 * 1024**2
     default_priority: int | None = 1_000_000
+    unscheduled_priority: int | None = 1_000_000
     attributes: tuple[str, ...] = ()
     namespaces: tuple[str, ...] = ()
 

@@ -119,10 +119,18 @@ def identity(parts: Parts, wiring: Wiring) -> Iterator[str]:
         yield f"Fairlane is told the dynamic metadata of {', '.join(wanted)}."
 
 
+_UNSCHEDULED = "local UNSCHEDULED = '{}'"
+
+
 def append(parts: Parts, wiring: Wiring) -> Iterator[str]:
     if not wiring.append:
         return
-    parts.add_lua(APPEND_LUA, base_file.lua("append"), before=parts.after(parts.follower))
+    source = base_file.lua("append")
+    if wiring.unscheduled_priority is not None:
+        source = source.replace(
+            _UNSCHEDULED.format(""), _UNSCHEDULED.format(f'"priority":{wiring.unscheduled_priority}')
+        )
+    parts.add_lua(APPEND_LUA, source, before=parts.after(parts.follower))
     yield (
         "fairlane.append.lua appends `priority` (and stream_options, where fairlane.yaml wants it) to the JSON body, "
         "for engines that do not read the header. Every other byte stays as it was sent."

@@ -340,6 +340,7 @@ class Context:
         self.broken = False  # writing fails, and nobody knows why
         self.aborted: grpc.StatusCode | None = None
         self.wiring = ""
+        self.writing = False
         for one in reads:
             self.reads.put_nowait(one if isinstance(one, bytes) else one.SerializeToString())
         if ends:
@@ -354,6 +355,12 @@ class Context:
     async def write(self, raw: bytes) -> None:
         if self.gone or self.broken:
             raise grpc.aio.UsageError("RPC already finished.")
+        assert not self.writing, "grpc.aio takes one write at a time"
+        self.writing = True
+        try:
+            await asyncio.sleep(0)
+        finally:
+            self.writing = False
         self.written.append(Response.FromString(raw))
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:

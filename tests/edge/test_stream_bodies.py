@@ -108,6 +108,56 @@ async def test_a_body_in_another_coding_cannot_bring_its_own_priority(start: Sta
     edge.check_empty()
 
 
+@pytest.mark.parametrize("coding", ["gzip", "Identity", "x"])
+@pytest.mark.parametrize("mode", ["headers", "BUFFERED", "FULL_DUPLEX_STREAMED"])
+async def test_a_header_that_lies_changes_nothing(start: Start, mode: str, coding: str) -> None:
+    """Engines do not look at it, so a client could bring its own priority that way."""
+    edge, envoy = await start(pool=VIA_BODY)
+    stream = envoy.stream()
+    headers = {"content-encoding": coding}
+    if mode == "headers":
+        await stream.ask(wired(request(headers={**JSON, **headers}), "BUFFERED"))
+    else:
+        await stream.send(no_facts(mode, **headers))
+    if mode == "FULL_DUPLEX_STREAMED":
+        await stream.send(body("request_body", BODY, end=True))
+        assert (await given_back(stream))[0] == EDITED
+    else:
+        if mode == "BUFFERED":
+            await stream.answer()
+        assert mutated(await stream.ask(body("request_body", BODY, end=True))) == EDITED
+    await stream.end()
+    assert edge.recorder.count("body_edit", "edited") == 1
+
+
+@pytest.mark.parametrize("mode", ["BUFFERED", "FULL_DUPLEX_STREAMED"])
+async def test_bodies_in_memory_are_bounded_all_together(start: Start, mode: str) -> None:
+    """They belong to no queue while they are read."""
+    edge, envoy = await start(requests={"max_body": "1KiB", "max_buffered": "2KiB"}, slots=9)
+    kept = [envoy.stream() for _ in range(2)]
+    for stream in kept:
+        await stream.send(no_facts("FULL_DUPLEX_STREAMED"), body("request_body", b"{" + b" " * 999))
+    buffer = edge.processor._limits.buffer
+    await until(lambda: buffer.used == 2000)
+    third = envoy.stream()
+    await third.send(no_facts(mode))
+    if mode == "BUFFERED":
+        await third.answer()
+    answer = Immediate.of(await third.ask(body("request_body", BODY, end=True)))
+    assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (429, "queue_full", "1")
+    assert "2048 bytes" in answer.error["message"]
+    await third.end()
+    kept[0].cancel()
+    await until(lambda: buffer.used == 1000)
+    fourth = envoy.stream()
+    await fourth.send(no_facts("FULL_DUPLEX_STREAMED"), body("request_body", BODY, end=True))
+    assert (await given_back(fourth))[0] == BODY
+    await until(lambda: buffer.used == 1000)
+    kept[1].cancel()
+    await until(lambda: buffer.used == 0)
+    await fourth.end()
+
+
 async def test_a_compressed_body_is_not_edited_and_counted(start: Start) -> None:
     edge, envoy = await start(pool=VIA_BODY)
     stream = envoy.stream()

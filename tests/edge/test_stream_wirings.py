@@ -264,6 +264,41 @@ async def test_a_tracked_request_can_be_evicted_too(start: Start) -> None:
     assert edge.inside == 1
 
 
+async def test_an_eviction_that_meets_a_write_waits_for_its_end() -> None:
+    """Two writes at once are an error to grpc, and the request would hang: evicted for us, and not for Envoy."""
+    edge = Edge(a_config(pool={"preemption": {"after_first_byte": True, "per_second": 100}}, **CLASSES))
+    low, high = Context(of("low"), ends=False), Context(of("urgent"), ends=False)
+    tasks = [asyncio.create_task(edge.processor.process(None, low))]
+    await until(lambda: edge.inside == 1 and low.written)
+    tasks.append(asyncio.create_task(edge.processor.process(None, high)))
+    while not any(isinstance(effect, Evict) for effect in edge.recorder.decided):
+        low.reads.put_nowait(response_headers().SerializeToString())  # each of them is answered: it writes all the time
+        await asyncio.sleep(0)
+    low.reads.put_nowait(response_headers().SerializeToString())
+    await until(lambda: low.kinds[-1] == "immediate_response")
+    low.end()
+    await until(lambda: high.written)
+    assert low.kinds.count("immediate_response") == 1
+    high.end()
+    await asyncio.gather(*tasks)
+    edge.check_empty()
+    assert edge.recorder.count("fault") == 0
+    edge.close()
+
+
+async def test_an_eviction_between_the_two_streams_reaches_the_second(start: Start) -> None:
+    edge, envoy = await start(**CLASSES)
+    ticket = headers_set(await envoy.stream("hold,first-byte").ask(of("low")))[TICKET]
+    high = envoy.stream()
+    await high.send(of("urgent"))
+    await until(lambda: any(isinstance(effect, Evict) for effect in edge.recorder.decided))
+    tracking = envoy.stream("track,first-byte")
+    assert Immediate.of(await tracking.ask(request(headers={TICKET: ticket}))).error["code"] == "preempted"
+    await tracking.end()
+    await high.answer()
+    assert not edge.driver._evicted
+
+
 # -- a log without tickets ------------------------------------------------------------------------------
 
 

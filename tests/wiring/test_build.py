@@ -160,6 +160,9 @@ def test_an_answer_to_an_upload_is_read_like_any_other() -> None:
     assert (mode["response_header_mode"], mode["response_body_mode"]) == ("SEND", "STREAMED")
 
 
+FILES = ("facts", "append")
+
+
 def test_the_lua_filters_stand_where_they_work() -> None:
     lua = made(facts="lua", append=True)
     assert list(filters(lua)) == [
@@ -171,8 +174,13 @@ def test_the_lua_filters_stand_where_they_work() -> None:
     ]
     strict = list(filters(made(profile="strict", append=True)))
     assert strict[strict.index("fairlane.track") + 1] == "fairlane.append.lua"
-    for name, source in (("fairlane.facts.lua", "facts"), ("fairlane.append.lua", "append")):
-        assert filters(lua)[name]["default_source_code"]["inline_string"] == base_file.lua(source)
+    inline = {name: filters(lua)[f"fairlane.{name}.lua"]["default_source_code"]["inline_string"] for name in FILES}
+    assert inline["facts"] == base_file.lua("facts")
+    # What Fairlane has said nothing of gets the default priority, as it does by the header.
+    default = "UNSCHEDULED = '\"priority\":1000000'"
+    assert inline["append"] == base_file.lua("append").replace("UNSCHEDULED = ''", default)
+    silent = made(facts="lua", append=True, unscheduled_priority=None)
+    assert filters(silent)["fairlane.append.lua"]["default_source_code"]["inline_string"] == base_file.lua("append")
 
 
 def test_the_first_byte_is_shown_where_preemption_needs_it() -> None:
