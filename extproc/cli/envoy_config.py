@@ -137,6 +137,8 @@ def envoy_config(
             addresses = derive.addresses(config, **at)
             notes += derive.notes(config, wiring)
         elif engine:
+            if append:
+                given["unscheduled_priority"] = Wiring().default_priority  # whose file would say that, is not known
             wiring, addresses = Wiring(**given), Addresses(**at)
         else:
             raise WiringError("no engines: name them with --engine, or give fairlane.yaml with --config")

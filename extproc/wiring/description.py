@@ -61,7 +61,7 @@ class Wiring:
     queued: tuple[str, ...] = QUEUED_PATHS
     max_body: int = 32 * 1024**2
     default_priority: int | None = 1_000_000
-    unscheduled_priority: int | None = 1_000_000
+    unscheduled_priority: int | None = None
     attributes: tuple[str, ...] = ()
     namespaces: tuple[str, ...] = ()
 

@@ -22,7 +22,10 @@ SHIPPED: dict[str, tuple[str, Wiring]] = {
     "duplex.yaml": ("--profile duplex", Wiring(profile="duplex")),
     "standard-stream.yaml": ("--usage stream", Wiring(usage="stream")),
     "standard-estimate.yaml": ("--usage estimate", Wiring(usage="estimate")),
-    "standard-lua.yaml": ("--facts lua --append", Wiring(facts="lua", append=True)),
+    "standard-lua.yaml": (
+        "--facts lua --append",
+        Wiring(facts="lua", append=True, unscheduled_priority=Wiring().default_priority),
+    ),
     "standard-1.36.yaml": ("--envoy-version 1.36", Wiring(envoy=36)),
 }
 _ENGINES = "--engine 127.0.0.1:8001 --engine 127.0.0.1:8002"

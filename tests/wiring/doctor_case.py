@@ -24,8 +24,8 @@ Json = dict[str, Any]
 
 _SHIPPED = yaml.safe_load(ENVOY.read_text(encoding="utf-8"))
 _FAIRLANE = yaml.safe_load(FAIRLANE.read_text(encoding="utf-8"))
-# Of the shipped pair: headers are trusted by default, and nobody asked the engines.
-USUAL = {"trusted_header", "engines_not_asked"}
+# Of the shipped pair: headers are trusted by default, nobody asked the engines, and Fairlane is one process.
+USUAL = {"trusted_header", "engines_not_asked", "health_check_single"}
 _STEP = re.compile(r'\["([^"]+)"\]|\[(\d+)\]|([^.\[\]]+)')
 
 

@@ -164,7 +164,7 @@ FILES = ("facts", "append")
 
 
 def test_the_lua_filters_stand_where_they_work() -> None:
-    lua = made(facts="lua", append=True)
+    lua = made(facts="lua", append=True, unscheduled_priority=1_000_000)
     assert list(filters(lua)) == [
         "fairlane.facts",
         "fairlane.facts.lua",
@@ -179,7 +179,7 @@ def test_the_lua_filters_stand_where_they_work() -> None:
     # What Fairlane has said nothing of gets the default priority, as it does by the header.
     default = "UNSCHEDULED = '\"priority\":1000000'"
     assert inline["append"] == base_file.lua("append").replace("UNSCHEDULED = ''", default)
-    silent = made(facts="lua", append=True, unscheduled_priority=None)
+    silent = made(facts="lua", append=True)
     assert filters(silent)["fairlane.append.lua"]["default_source_code"]["inline_string"] == base_file.lua("append")
 
 

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 from doctor_case import Envoy, Json, apply, classes, config, findings, pool, spoilt
 
+from extproc.wiring.doctor import examine
+from extproc.wiring.doctor.finding import Finding
 from extproc.wiring.doctor.setup import Answer
+from extproc.wiring.doctor.source import Source
 from extproc.wiring.doctor.table import CHECKS
 
 pytestmark = pytest.mark.slow
@@ -136,6 +139,45 @@ def second_filter(envoy: Envoy, word: str, **changes: Any) -> Json:
     return second
 
 
+def forward(envoy: Envoy, *namespaces: str) -> None:
+    envoy.ext_proc["metadata_options"]["forwarding_namespaces"]["untyped"] += namespaces
+
+
+def claims(namespace: str) -> Json:
+    return {"tenant": [{"metadata": {"namespace": namespace, "path": ["sub"]}}], "class": []}
+
+
+def past(envoy: Envoy, *, prefix: str = "/", cluster: str = "vllm") -> Json:
+    """A filter chain that does not ask Fairlane."""
+    manager = {key: envoy.manager[key] for key in ("@type", "stat_prefix")}
+    route = {"match": {"prefix": prefix}, "route": {"cluster": cluster}}
+    manager["http_filters"] = [envoy.filters[-1]]
+    manager["route_config"] = {"virtual_hosts": [{"name": "a", "domains": ["*"], "routes": [route]}]}
+    return {"filters": [{"name": "http", "typed_config": manager}]}
+
+
+def second_listener(envoy: Envoy, internal: bool = False, **more: str) -> None:
+    listener = {"name": "second", "filter_chains": [past(envoy, **more)]}
+    listener |= {"internal_listener": {}} if internal else OTHER_PORT
+    envoy.data["static_resources"]["listeners"].append(listener)
+
+
+def tcp_listener(envoy: Envoy) -> None:
+    kind = "type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy"
+    proxy = {"name": "tcp", "typed_config": {"@type": kind, "stat_prefix": "tcp", "cluster": "vllm"}}
+    envoy.data["static_resources"]["listeners"].append(
+        {"name": "tcp", "filter_chains": [{"filters": [proxy]}], **OTHER_PORT}
+    )
+
+
+def second_chain(envoy: Envoy) -> None:
+    match = {"filter_chain_match": {"source_type": "SAME_IP_OR_LOOPBACK"}}
+    envoy.listener["filter_chains"].append(match | past(envoy))
+
+
+OTHER_PORT = {"address": {"socket_address": {"address": "127.0.0.1", "port_value": 10001}}}
+PAST = ".filters[0].typed_config.route_config.virtual_hosts[0].routes[0]"
+JWT, AUTHZ = "envoy.filters.http.jwt_authn", "envoy.filters.http.ext_authz"
 APPEND = 'function envoy_on_request(h) h:streamInfo():dynamicMetadata():get("fairlane.body") end'
 HASH = {"lb_policy": "RING_HASH"}
 PINNED = {"key": "x-pool", "value": "%REQ(x-pool)%"}
@@ -325,6 +367,14 @@ CASES = [
         "keeps :method, :path, x-class from Fairlane",
         mends=False,
     ),
+    case(
+        "headers_not_forwarded",
+        lambda e: e.ext_proc.update(forward_rules={"disallowed_headers": {"patterns": [{"exact": "authorization"}]}}),
+        EXT_PROC,
+        "keeps authorization from Fairlane",
+        mends=False,
+        identity={"tenant": [{"api_key": {"header": "Authorization", "sha256": {"0" * 64: "team-a"}}}], "class": []},
+    ),
     case("mutations_refused", lambda e: e.ext_proc.update(mutation_rules={"disallow_all": True}), EXT_PROC, "refuses"),
     case(
         "mutations_refused",
@@ -458,6 +508,39 @@ CASES = [
         mends=False,
         pools=pool(priority_via="body"),
     ),
+    case(
+        "body_priority_fails_open",
+        lambda e: lua(e, "append", APPEND, 2),
+        EXT_PROC,
+        "priority_via of pool sim is in the body",
+        mends=False,
+        pools=pool(priority_via="both"),
+    ),
+    case(
+        "usage_chunk_shown",
+        lambda e: lua(e, "append", APPEND, 2),
+        f"{MANAGER}.http_filters",
+        "include_usage is inject",
+        mends=False,
+        requests={"include_usage": "inject"},
+    ),
+    # identity
+    case(
+        "identity_filter_missing",
+        lambda e: forward(e, JWT),
+        f"{MANAGER}.http_filters",
+        "reads metadata envoy.filters.http.jwt_authn",
+        mends=False,
+        identity=claims(JWT),
+    ),
+    case(
+        "identity_filter_missing",
+        lambda e: (jwt(e, 0), forward(e, AUTHZ)),
+        f"{MANAGER}.http_filters",
+        "reads metadata envoy.filters.http.ext_authz",
+        mends=False,
+        identity=claims(AUTHZ),
+    ),
     # token counts
     case(
         "usage_json_missing",
@@ -577,6 +660,12 @@ CASES = [
         lambda e: (replicas(e), e.cluster("fairlane").pop("health_checks")),
         "clusters[0]",
         "2 endpoints and no health_checks",
+    ),
+    case(
+        "closes_on_health_failure",
+        lambda e: e.cluster("fairlane").update(close_connections_on_host_health_failure=True),
+        "clusters[0]",
+        "of cluster fairlane is on",
     ),
     case(
         "health_checks_rare",
@@ -730,6 +819,37 @@ CASES = [
         ROUTE,
         "has X-Vllm-Priority",
     ),
+    # ways past Fairlane
+    case(
+        "queue_bypassed",
+        lambda e: second_listener(e),
+        f"listeners[1].filter_chains[0]{PAST}",
+        "for /v1/chat/completions, ",
+        mends=False,
+    ),
+    case(
+        "queue_bypassed",
+        lambda e: second_chain(e),
+        f"listeners[0].filter_chains[1]{PAST}",
+        "for /v1/chat/completions, ",
+        mends=False,
+    ),
+    case(
+        "queue_bypassed",
+        lambda e: e.manager["route_config"]["virtual_hosts"].append(
+            {"name": "b", "domains": ["b.example"], "routes": [e.route("direct")]}
+        ),
+        "virtual_hosts[1].routes[0]",
+        "leads to an engine",
+        mends=False,
+    ),
+    case(
+        "queue_bypassed",
+        tcp_listener,
+        "listeners[1].filter_chains[0].filters[0].typed_config",
+        "by TCP to an engine, cluster vllm",
+        mends=False,
+    ),
     # what was looked at
     case("cluster_unknown", lambda e: e.data["static_resources"]["clusters"].pop(0), EXT_PROC, "fairlane", mends=False),
     case(
@@ -764,6 +884,7 @@ ELSEWHERE = {
     "access_log_replicas",
     "nothing_queued",
     "trusted_header",
+    "health_check_single",
     "ext_proc_missing",
     "not_checked",
     "envoy_version",
@@ -784,6 +905,11 @@ def test_every_check_has_a_case() -> None:
 
 def ids(envoy: Envoy, **more: Any) -> set[str]:
     return {each.id for each in findings(envoy, **more)}
+
+
+def everything(envoy: Envoy) -> list[Finding]:
+    """With those that the shipped pair has."""
+    return list(examine(Source("e", envoy.data), config()).findings)
 
 
 def test_the_shipped_pair_is_clean() -> None:
@@ -856,10 +982,69 @@ def test_a_log_for_each_replica() -> None:
     assert ids(spoilt(spoil)) == set()
 
 
-def test_headers_are_not_believed_where_envoy_strips_them() -> None:
-    from extproc.wiring.doctor import examine
-    from extproc.wiring.doctor.source import Source
+def test_one_replica_without_a_health_check() -> None:
+    """A note, for the shipped file too; its cure is taken."""
+    envoy = Envoy()
+    (found,) = [each for each in everything(envoy) if each.id == "health_check_single"]
+    assert (found.severity.value, found.where) == ("note", "static_resources.clusters[0]")
+    assert found.what == "cluster fairlane has one endpoint and no health_checks"
+    apply(envoy, found)
+    assert "health_check_single" not in {each.id for each in everything(envoy)}
+    assert "health_check_single" not in {each.id for each in everything(spoilt(replicas))}
 
+
+def test_an_identity_filter_that_is_there_or_may_be() -> None:
+    jwt_claims = config(identity=claims(JWT))
+
+    def told(spoil: Spoil) -> bool:
+        envoy = spoilt(lambda e: (forward(e, JWT), spoil(e)))
+        return "identity_filter_missing" in ids(envoy, fairlane=jwt_claims)
+
+    assert told(as_shipped)
+    assert not told(lambda e: jwt(e, 0))
+    assert not told(lambda e: lua(e, "claims", f'h:streamInfo():dynamicMetadata():set("{JWT}", "sub", "a")', 0))
+    assert not told(lambda e: e.filters.insert(0, {"name": "jwt", "config_discovery": {}}))
+    assert told(lambda e: (jwt(e, 0), e.filter("jwt").update(disabled=True)))
+
+
+def test_other_ways_that_harm_nobody() -> None:
+    assert ids(spoilt(lambda e: second_listener(e, prefix="/metrics"))) == set()
+    assert ids(spoilt(lambda e: second_listener(e, cluster="fairlane"))) == set()
+    assert ids(spoilt(lambda e: second_listener(e, internal=True))) == set()
+
+
+def test_an_engine_by_another_name() -> None:
+    def spoil(envoy: Envoy) -> None:
+        other = json.loads(json.dumps({**envoy.cluster("vllm"), "name": "direct"}))
+        envoy.data["static_resources"]["clusters"].append(other)
+        second_listener(envoy, cluster="direct")
+
+    assert ids(spoilt(spoil)) == {"queue_bypassed"}
+
+
+def test_a_body_priority_that_nothing_lets_pass() -> None:
+    """Profile strict: the filter that holds fails closed."""
+
+    def spoil(envoy: Envoy) -> None:
+        second_filter(envoy, "track")
+        lua(envoy, "append", APPEND, 3)
+
+    assert ids(spoilt(spoil), fairlane=config(pools=pool(priority_via="body"))) == set()
+
+
+def test_a_default_for_the_body_priority() -> None:
+    by_body = config(pools=pool(priority_via="body"))
+    for line, found in (("local U = '\"priority\":1000000'", set()), ('-- "priority":1', {"body_priority_fails_open"})):
+        envoy = spoilt(lambda e, more=line: lua(e, "append", f"{more}\n{APPEND}", 2))  # type: ignore[misc]
+        assert ids(envoy, fairlane=by_body) == found
+
+
+def test_an_extra_chunk_that_fairlane_takes_out_again() -> None:
+    inject = config(requests={"include_usage": "inject"})
+    assert ids(spoilt(lambda e: (lua(e, "append", APPEND, 2), with_stream(e))), fairlane=inject) == set()
+
+
+def test_headers_are_not_believed_where_envoy_strips_them() -> None:
     envoy = spoilt(lambda e: mutations(e).append({"remove": "X-Tenant"}))
     report = examine(Source("e", envoy.data), config())
     said = [each.what for each in report.findings if each.id == "trusted_header"]

@@ -32,7 +32,7 @@ def spoilt(directory: Path) -> Path:
 def test_clean() -> None:
     result = doctor("--envoy", ENVOY)
     assert result.exit_code == 0, result.output
-    assert result.stdout.splitlines()[-1] == f"{ENVOY}: clean: 3 notes"
+    assert result.stdout.splitlines()[-1] == f"{ENVOY}: clean: 4 notes"
 
 
 def test_a_finding_for_people(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_a_finding_for_people(tmp_path: Path) -> None:
         "unscheduled, or gets 504 where the filter fails closed.",
         "  fix    message_timeout: 3600s   # the most that Envoy takes",
     ]
-    assert lines[-1].endswith("envoy.json: not clean: 1 error, 3 notes")
+    assert lines[-1].endswith("envoy.json: not clean: 1 error, 4 notes")
     assert "\x1b" not in result.stdout  # no terminal, no colours
 
 
@@ -70,7 +70,17 @@ def test_one_of_the_two(args: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(b"a: [", "is neither YAML nor JSON"), (b"pools: []", "is no configuration of Envoy"), (b"\xff", "in UTF-8")],
+    [
+        (b"a: [", "is neither YAML nor JSON"),
+        (b"pools: []", "is no configuration of Envoy"),
+        (b"\xff", "in UTF-8"),
+        (b"listeners: null", "is no configuration of Envoy"),
+        (b'[{"@type":"x"},null]', "expected a mapping"),
+        (b'{"static_resources": 3}', "static_resources is 3; write a mapping there"),
+        (b"static_resources: {listeners: null}", "static_resources.listeners is null; write a list there"),
+        (b'{"static_resources": {"listeners": [{"@type":"x"},null]}}', "static_resources.listeners[0] is of the type"),
+        (b'{"configs": [{"@type":"x"},null]}', "save all that /config_dump"),
+    ],
 )
 def test_files_that_are_none(tmp_path: Path, content: bytes, reason: str) -> None:
     file = tmp_path / "e.yaml"

@@ -61,7 +61,10 @@ def test_for_two_replicas(profile: str) -> None:
 
 
 def test_what_fairlane_yaml_asks_for() -> None:
-    assert generated(config(pools=pool(priority_via="both"))) == set()
+    for profile, notes in (("standard", set()), ("strict", set()), ("body", {"body_priority_fails_open"})):
+        assert generated(config(pools=pool(priority_via="both")), profile=profile) == notes
+    assert generated(config(requests={"include_usage": "inject"})) == {"usage_chunk_shown"}
+    assert generated(config(requests={"include_usage": "inject"}), usage="stream") == set()
     assert generated(config(classes=classes(preemptible=True))) == set()
     assert generated(config(identity={"tenant": [{"certificate": {}}], "class": []})) == set()
     claims = {"tenant": [{"metadata": {"namespace": "my.claims", "path": ["sub"]}}], "class": []}

@@ -21,6 +21,10 @@ _HASHING = (ClusterLbPolicy.RING_HASH, ClusterLbPolicy.MAGLEV)
 _FROZEN_S = 30.0  # a frozen replica is to be found sooner than this
 _SLOW_S = 10.0
 _ENGINE_IDLE_S = 5.0  # vLLM's server closes an idle connection then
+_HEALTH_CHECKS = (
+    "health_checks:\n- { timeout: 1s, interval: 1s, no_traffic_interval: 1s, unhealthy_threshold: 2, "
+    "healthy_threshold: 1, grpc_health_check: {} }"
+)
 
 
 def _http2(cluster: ClusterView) -> Http2ProtocolOptions | None:
@@ -86,6 +90,18 @@ def _health_checks(setup: Setup) -> Iterator[Hit]:
         if len(cluster.endpoints) > 1 and not cluster.part.message.health_checks:
             count = len(cluster.endpoints)
             yield Hit(cluster.where, f"cluster {cluster.name} has {count} endpoints and no health_checks")
+
+
+def _health_check_single(setup: Setup) -> Iterator[Hit]:
+    for cluster in setup.fairlane:
+        if len(cluster.endpoints) == 1 and not cluster.part.message.health_checks:
+            yield Hit(cluster.where, f"cluster {cluster.name} has one endpoint and no health_checks")
+
+
+def _closes_on_failure(setup: Setup) -> Iterator[Hit]:
+    for cluster in setup.fairlane:
+        if cluster.part.message.close_connections_on_host_health_failure:
+            yield Hit(cluster.where, f"close_connections_on_host_health_failure of cluster {cluster.name} is on")
 
 
 def _health_checks_rare(setup: Setup) -> Iterator[Hit]:
@@ -247,9 +263,24 @@ CHECKS = (
         "health_checks_missing",
         Severity.WARNING,
         "Without health checks new requests go on to a replica that is shutting down or frozen.",
-        "health_checks:\n- { timeout: 1s, interval: 1s, no_traffic_interval: 1s, unhealthy_threshold: 2, "
-        "healthy_threshold: 1, grpc_health_check: {} }",
+        _HEALTH_CHECKS,
         _health_checks,
+    ),
+    Check(
+        "health_check_single",
+        Severity.NOTE,
+        "Without a health check a single Fairlane that is frozen or draining is found by keepalive alone, when "
+        "requests wait for it already, and Envoy's membership_healthy does not show it.",
+        _HEALTH_CHECKS,
+        _health_check_single,
+    ),
+    Check(
+        "closes_on_health_failure",
+        Severity.ERROR,
+        "A replica that ends says that it does not serve, and still has answers to follow; with this Envoy closes its "
+        "connections at the failed check, and it loses sight of requests that are still running.",
+        "close_connections_on_host_health_failure: false",
+        _closes_on_failure,
     ),
     Check(
         "health_checks_rare",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from extproc.wiring.doctor.finding import Hit, NotReadableError
 from extproc.wiring.doctor.source import Source
@@ -20,6 +20,7 @@ Json = Mapping[str, Any]
 
 _VERSION = re.compile(r"(?:^|/)(\d+)\.(\d+)\.(\d+)")
 _BOOTSTRAP_KEYS = ("static_resources", "dynamic_resources", "admin", "node")
+_STATIC = {"listeners": "Listener", "clusters": "Cluster"}
 _DYNAMIC = {
     "lds_config": "listeners",
     "lds_resources_locator": "listeners",
@@ -49,8 +50,10 @@ def document(source: Source) -> Document:
     """Raises NotReadableError where it is no configuration of Envoy."""
     data = source.data
     if isinstance(data.get("configs"), list):
+        _check_dump(data["configs"], source.name)
         result = _dump(data["configs"])
     elif any(key in data for key in _BOOTSTRAP_KEYS):
+        _check_bootstrap(data, source.name)
         result = Document(bootstrap=Resource("", data))
         _static(result)
         result.not_checked += _dynamic(data)
@@ -92,6 +95,56 @@ def _static(result: Document) -> None:
     base, where = inside(result.bootstrap.raw, "static_resources"), at(result.bootstrap.where, "static_resources")
     result.listeners = [Resource(place, raw) for place, raw in listed(base, "listeners", where)]
     result.clusters = [Resource(place, raw) for place, raw in listed(base, "clusters", where)]
+
+
+def _check_bootstrap(data: Json, name: str) -> None:
+    """Where its upper levels are of the wrong kind there is nothing to look at, and "no ext_proc filter" would mislead.
+
+    A member that is null is absent to Envoy. That is in order where everything comes from a control plane; else it is
+    the mark of a template that was filled with nothing."""
+    bare = not inside(data, "dynamic_resources")
+    for key in _BOOTSTRAP_KEYS:
+        if key in data:
+            _expect(data[key], dict, key, name, bare and key == "static_resources")
+    resources = inside(data, "static_resources")
+    for key, kind in _STATIC.items():
+        if key not in resources:
+            continue
+        place, items = at("static_resources", key), resources[key]
+        _expect(items, list, place, name, bare)
+        for number, item in enumerate(items or ()):
+            _expect(item, dict, at(place, number), name, True)
+            given = type_name(item) if "@type" in item else kind
+            if given.rpartition(".")[2] != kind:
+                what = f"{at(place, number)} is of the type {given or item['@type']!r}"
+                _refuse(name, what, f"write a {kind} there, without @type")
+
+
+def _check_dump(configs: list[Any], name: str) -> None:
+    for number, item in enumerate(configs):
+        _expect(item, dict, at("configs", number), name, True)
+        if not type_name(item).startswith("envoy.admin."):
+            what = f"{at('configs', number)} is of the type {item.get('@type')!r}"
+            _refuse(name, what, "save all that /config_dump of Envoy's admin interface answers")
+
+
+def _expect(value: object, kind: type, place: str, name: str, needed: bool) -> None:
+    """`needed`: null will not do either."""
+    if isinstance(value, kind) or (value is None and not needed):
+        return
+    wanted = "a list" if kind is list else "a mapping"
+    _refuse(name, f"{place} is {_shown(value)}", f"write {wanted} there, or leave it out")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list | Mapping):
+        return "a list" if isinstance(value, list) else "a mapping"
+    text = "null" if value is None else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _refuse(name: str, what: str, cure: str) -> NoReturn:
+    raise NotReadableError(f"{name}: is no configuration of Envoy: {what}; {cure}")
 
 
 def _dynamic(bootstrap: Json) -> Iterator[Hit]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from envoy_data_plane.envoy.extensions.filters.http.json_to_metadata.v3 import (
@@ -31,6 +32,8 @@ SELECTORS: dict[str, tuple[str, ...]] = {
 }
 _TGI = ("/generate", "/generate_stream")
 CONTENT_TYPES = "allow_content_types_regex: { regex: '(?i)application/([a-z0-9.+-]+\\+)?json[ \\t]*(;.*)?' }"
+# In a line of Lua that is no comment.
+_DEFAULT_PRIORITY = re.compile(r'^(?!\s*--).*"priority":\s*-?[0-9]', re.MULTILINE)
 _NAMES = ("key", "name", "exact", "prefix", "suffix", "contains", "regex", "value", "metadata_namespace", "header")
 
 
@@ -164,8 +167,42 @@ def _body_edit(setup: Setup) -> Iterator[Hit]:
     if not wanted:
         return
     for gateway in setup.gateways:
-        if _without_body(gateway) and not any("fairlane.body" in each.lua for each in gateway.filters):
+        if not _edited(gateway):
             yield Hit(gateway.chain, f"{'; '.join(wanted)}, and no filter edits the body")
+
+
+def _edited(gateway: Gateway) -> bool:
+    """Whether what Fairlane wants in a body gets there."""
+    return not _without_body(gateway) or any("fairlane.body" in each.lua for each in gateway.filters)
+
+
+def _body_priority(setup: Setup) -> Iterator[Hit]:
+    pools = [pool.name for pool in setup.config.pools if pool.priority_via in ("body", "both")]
+    for gateway in setup.gateways:
+        defaults = [each for each in gateway.filters if _DEFAULT_PRIORITY.search(each.lua)]
+        for each in gateway.holders:
+            bare = any(route.runs(each) and not any(map(route.runs, defaults)) for route in gateway.queued)
+            if pools and bare and _edited(gateway) and each.config.failure_mode_allow and not each.holds_only:
+                yield Hit(
+                    each.at,
+                    f"priority_via of pool {', '.join(pools)} is in the body, failure_mode_allow is on, and no Lua "
+                    "filter has a default priority",
+                )
+
+
+def _usage_chunk(setup: Setup) -> Iterator[Hit]:
+    if setup.config.requests.include_usage != "inject":
+        return
+    for gateway in setup.gateways:
+        counted = all(
+            any(
+                route.runs(each) and route.mode(each).response_body in (Body.STREAMED, Body.FULL_DUPLEX_STREAMED)
+                for each in gateway.processors
+            )
+            for route in gateway.queued
+        )
+        if gateway.logs and _edited(gateway) and not counted:
+            yield Hit(gateway.chain, "requests.include_usage is inject, and answers do not go through Fairlane")
 
 
 def _booleans(setup: Setup) -> Iterator[Hit]:
@@ -264,5 +301,23 @@ CHECKS = (
         "(envoy/lua/append.lua); without it the engine reads the client's own value.",
         "# fairlane envoy-config --config fairlane.yaml writes it, as envoy/standard-lua.yaml shows",
         _body_edit,
+    ),
+    Check(
+        "body_priority_fails_open",
+        Severity.NOTE,
+        "Envoy strips a priority that a client writes into a header, not one in the body: what passes while Fairlane "
+        "is away carries the client's own, unless the Lua filter appends a default (UNSCHEDULED in "
+        "envoy/lua/append.lua).",
+        "# profile standard of fairlane envoy-config, which sets it; or strict, which lets nothing pass; or\n"
+        "# priority_via: header in fairlane.yaml (vLLM 0.28 and later)",
+        _body_priority,
+    ),
+    Check(
+        "usage_chunk_shown",
+        Severity.NOTE,
+        "With include_usage: inject a stream ends with a chunk of token counts, which Fairlane takes out again where "
+        "it reads the answer; with counts by the access log clients see it, asked for or not.",
+        "# fairlane envoy-config --usage stream (response_body_mode STREAMED), or include_usage: leave",
+        _usage_chunk,
     ),
 )

@@ -21,6 +21,7 @@ from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v
     HttpConnectionManager,
     HttpFilter,
 )
+from envoy_data_plane.envoy.extensions.filters.network.tcp_proxy.v3 import TcpProxy
 from envoy_data_plane.envoy.extensions.upstreams.http.v3 import HttpProtocolOptions
 
 from extproc.config.model import Config
@@ -52,16 +53,15 @@ def read(document: Document, config: Config, raw: Resource, cluster: str | None 
         view = _cluster(reader, resource, document)
         if view is not None:
             clusters[view.name] = view
-    gateways = []
-    for resource in document.listeners:
-        for found in _managers(reader, resource):
-            gateway = _gateway(reader, found, document, config, clusters, cluster)
-            if gateway is not None:
-                gateways.append(gateway)
+    found = [each for resource in document.listeners for each in _network_filters(reader, resource)]
+    managers = [each for each in found if isinstance(each, _Found)]
+    gateways = [_gateway(reader, each, document, config, clusters, cluster) for each in managers]
     bootstrap = reader.read(Bootstrap, _own(document.bootstrap.raw), document.bootstrap.where)
     return Setup(
         config=config,
-        gateways=tuple(gateways),
+        gateways=tuple(each for each in gateways if each.processors),
+        others=tuple(each for each in gateways if not each.processors),
+        proxies=tuple(each for each in found if isinstance(each, Part)),
         clusters=clusters,
         bootstrap=bootstrap,
         version=document.version,
@@ -123,8 +123,8 @@ class _Found(NamedTuple):
     manager: Part[HttpConnectionManager]
 
 
-def _managers(reader: Reader, resource: Resource) -> Iterator[_Found]:
-    """The HTTP connection managers of a listener."""
+def _network_filters(reader: Reader, resource: Resource) -> Iterator[_Found | Part[TcpProxy]]:
+    """The HTTP connection managers of a listener, and its TCP proxies."""
     listener = reader.read(Listener, resource.raw, resource.where)
     if listener is None:
         return
@@ -134,9 +134,11 @@ def _managers(reader: Reader, resource: Resource) -> Iterator[_Found]:
     for chain_at, chain in chains:
         for place, raw in listed(chain, "filters", chain_at):
             if "typed_config" in raw:
-                manager = reader.read_as(HttpConnectionManager, raw["typed_config"], at(place, "typed_config"))
-                if manager is not None:
-                    yield _Found(listener, manager)
+                part = reader.read_any(raw["typed_config"], at(place, "typed_config"))
+                if part is not None and isinstance(part.message, HttpConnectionManager):
+                    yield _Found(listener, Part(part.where, part.message, part.raw))
+                elif part is not None and isinstance(part.message, TcpProxy):
+                    yield Part(part.where, part.message, part.raw)
 
 
 def _gateway(
@@ -146,7 +148,8 @@ def _gateway(
     config: Config,
     clusters: Mapping[str, ClusterView],
     cluster: str | None,
-) -> Gateway | None:
+) -> Gateway:
+    """Without processors where nothing asks Fairlane."""
     filters = list(_filters(reader, found.manager))
     ours = []
     for each in filters:
@@ -155,7 +158,8 @@ def _gateway(
             if _is_ours(name, each.part.message, config, clusters, cluster):
                 ours.append(each)
     if not ours:
-        return None
+        # What cannot be read of it is not worth a word: it is nobody's gateway to Fairlane.
+        return Gateway(found.listener, found.manager, (), tuple(_routes(Reader(), found.manager, document)), ())
     for each in ours:
         assert each.part is not None and isinstance(each.part.message, ExternalProcessor)  # noqa: S101 - chosen above
         filters[each.index] = Processor(

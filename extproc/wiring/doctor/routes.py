@@ -38,8 +38,8 @@ _UPGRADING = (Body.BUFFERED, Body.STREAMED, Body.BUFFERED_PARTIAL, Body.FULL_DUP
 # -- which are queued --------------------------------------------------------------------------------
 
 
-class _Table(NamedTuple):
-    """The routes of one virtual host that has a queued one."""
+class Table(NamedTuple):
+    """The routes of one virtual host."""
 
     gateway: Gateway
     routes: list[RouteView]
@@ -56,15 +56,18 @@ class _Table(NamedTuple):
         return None
 
 
-def _tables(setup: Setup) -> Iterator[_Table]:
+def tables(gateway: Gateway) -> list[Table]:
+    hosts: dict[str, list[RouteView]] = {}
+    for route in gateway.routes:
+        hosts.setdefault(route.host.where, []).append(route)
+    return [Table(gateway, routes) for routes in hosts.values()]
+
+
+def _tables(setup: Setup) -> Iterator[Table]:
+    """Those with a queued route."""
     for gateway in setup.gateways:
-        hosts: dict[str, list[RouteView]] = {}
-        for route in gateway.routes:
-            hosts.setdefault(route.host.where, []).append(route)
         queued = {route.host.where for route in gateway.queued}
-        for where, routes in hosts.items():
-            if where in queued:
-                yield _Table(gateway, routes)
+        yield from (table for table in tables(gateway) if table.routes[0].host.where in queued)
 
 
 def _nothing_queued(setup: Setup) -> Iterator[Hit]:

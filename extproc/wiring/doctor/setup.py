@@ -2,7 +2,8 @@
 
 Of all listeners those count whose HTTP filters ask Fairlane, each of them a `Gateway`: its filters in order, its routes
 with what they change of the filters, and its access logs. A route is queued if it forwards requests and has not
-disabled the filter that asks Fairlane.
+disabled the filter that asks Fairlane. Of the other listeners only the routes are kept, to see whether one leads past
+Fairlane to an engine.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from envoy_data_plane.envoy.extensions.filters.http.lua.v3 import Lua
 from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import (
     HttpConnectionManager,
 )
+from envoy_data_plane.envoy.extensions.filters.network.tcp_proxy.v3 import TcpProxy
 from envoy_data_plane.envoy.extensions.upstreams.http.v3 import HttpProtocolOptions
 
 from extproc.config.model import Config
@@ -252,6 +254,8 @@ class Answer:
 class Setup:
     config: Config
     gateways: tuple[Gateway, ...]
+    others: tuple[Gateway, ...]  # filter chains that do not ask Fairlane
+    proxies: tuple[Part[TcpProxy], ...]  # and those that pass bytes on
     clusters: Mapping[str, ClusterView]
     bootstrap: Part[Bootstrap] | None
     version: tuple[int, int, int] | None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from extproc.wiring.doctor import (
     away,
+    bypass,
     capacity,
     clusters,
     coverage,
     engines,
     facts,
+    identity,
     order,
     processor,
     routes,
@@ -25,9 +27,11 @@ SUBJECTS: dict[str, tuple[Check, ...]] = {
     "When Fairlane is away": away.CHECKS,
     "Facts and body": facts.CHECKS,
     "Token counts": usage.CHECKS,
+    "Identity": identity.CHECKS,
     "Order of filters": order.CHECKS,
     "Clusters": clusters.CHECKS,
     "Routes and headers": routes.CHECKS,
+    "Ways past Fairlane": bypass.CHECKS,
     "Engines": engines.CHECKS,
 }
 CHECKS: tuple[Check, ...] = tuple(check for checks in SUBJECTS.values() for check in checks)
