@@ -4,11 +4,15 @@ Facts that shaped it:
 - The body is the client's. Whatever it holds gives facts with a reason, and nothing raises. `facts.py` checks types
   and ranges; here values are only found. JSON is read once, by orjson: NaN, half surrogates and nesting beyond 1024
   are no JSON to it.
+- One body must not hold up the others: 20 MB of empty lists take orjson four seconds. Bodies beyond `LARGE`, and those
+  with very many braces, are not built but searched (`json_scan.py`, with what is lost by that). An ordinary one gives
+  the same facts either way.
 - The size that predicts prompt tokens is that of the body without inline media: an image of 2 MB in base64 is some
   hundred tokens. The scale from bytes to tokens is learnt, so keys and braces need not be taken out.
 - Prefix hashes are taken over the raw bytes from where the prompt's value begins. A conversation that goes on
   repeats its bytes; what stands in front (model, temperature) does not count.
-- Forms (audio uploads) name the model in a field, often behind the file. The file is counted, never copied.
+- Forms (audio uploads) name the model in a field, often behind the file. The file is counted, never copied. What the
+  parser takes byte by byte (headers, blanks behind a boundary) is measured first and refused where it is long.
 
 Left out: exact token counts (the engine's tokenizer would be needed), compressed bodies (an engine that inflates
 them is not known, and a bomb is easily built), the order of duplicate keys (the last counts, as in the engines).
@@ -26,24 +30,26 @@ from typing import Any
 import orjson
 from python_multipart.multipart import MultipartParser, parse_options_header
 
+from extproc.edge import inline_media, json_scan
+from extproc.edge.json_scan import LARGE
+
+MAX_BRACES = 3000  # `{` and `[`, those in strings included, beyond which a body is searched; each may cost 1 us
 PREFIX_BYTES = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 MAX_PARTS = 100  # of a form; each costs Python time, and 20 MB hold millions of empty ones
-MAX_URIS = 1000  # inline media looked at in one body; what comes after counts as text
+_MAX_HEADER = 1024  # bytes in front of a part's data
+_MAX_HEADERS = 16 << 10  # of a form's parts together; the parser takes 1 ms for the worst KiB
 _MAX_VALUE = 1024  # bytes of a form field that are kept
-_MAX_BEFORE = 1 << 20  # bytes in front of the prompt that are looked through for it
+_MAX_BEFORE = 2 * LARGE  # bytes in front of the prompt's candidates that are read again, in all
 
 Scalar = str | int | float | bool | None
 
+_OBJECT = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*{")
 _JSON = re.compile(r"application/(?:[a-z0-9.+-]+\+)?json")
 _BOM = b"\xef\xbb\xbf"
 _LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _PROMPTS = ("messages", "prompt", "input", "inputs")  # the order in which the start of the prompt is looked for
 _LISTS = ("prompt", "input", "inputs", "texts", "documents")  # members that may hold several prompts
 _IMAGES = frozenset({"image", "image_url", "input_image"})
-# It ends with the base64 alphabet (some write `\/` for `/`), so that nobody hides a prompt behind an image's header.
-_DATA_URI = re.compile(
-    rb"data:([A-Za-z]{1,40})\\?/[\w.+-]{1,100}(?:;[\w.=+-]{1,100}){0,4};base64,[A-Za-z0-9+/=_-]*(?:\\/[A-Za-z0-9+/=_-]*)*"
-)
 _TRUE = frozenset({"true", "t", "yes", "y", "on", "1"})  # what engines take for true in a form
 _FIELDS = frozenset({"model", "stream", "stream_include_usage", "n", *_LIMITS})
 
@@ -73,7 +79,8 @@ class BodyFacts:
 def read(content_type: str, content_encoding: str, body: bytes) -> BodyFacts:
     """Facts of a whole request body. Never raises for what a client can send."""
     coding = content_encoding.strip().lower()
-    if coding not in ("", "identity"):
+    # Engines do not look at that header, so a body that is an object as it stands is one whatever it says.
+    if coding not in ("", "identity") and not _OBJECT.match(body):
         return _unreadable(f"the body is compressed (content-encoding: {_shown(coding)})", body)
     kind = content_type.partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
@@ -99,8 +106,11 @@ def _shown(text: str) -> str:
 
 def _json(body: bytes) -> BodyFacts:
     text = body[len(_BOM) :] if body.startswith(_BOM) else body  # engines in Python accept the mark
-    if not text.strip():
+    text = text.strip()
+    if not text:
         return _unreadable("the body is empty", body)
+    if len(text) > LARGE or text.count(b"{") + text.count(b"[") > MAX_BRACES:
+        return _searched(text, body)
     try:
         parsed = orjson.loads(text)
     except orjson.JSONDecodeError as error:
@@ -111,7 +121,7 @@ def _json(body: bytes) -> BodyFacts:
     parameters = parsed.get("parameters")  # TGI's
     nested = parameters if isinstance(parameters, dict) else {}
     limits = (*(_scalar(parsed.get(key)) for key in _LIMITS), _scalar(nested.get("max_new_tokens")))
-    uris, shown = _data_uris(text)
+    uris, shown = inline_media.data_uris(text)
     images, encoded = _parts(parsed)
     return BodyFacts(
         model=_scalar(parsed.get("model")),
@@ -128,19 +138,46 @@ def _json(body: bytes) -> BodyFacts:
     )
 
 
+def _searched(text: bytes, body: bytes) -> BodyFacts:
+    """Facts of an object that is too large to be built, or has too many members."""
+    if not (text.startswith(b"{") and text.endswith(b"}")):
+        return _unreadable("the body is not JSON, or no object", body)
+    found = json_scan.members(text)
+    get = found.get
+    options = json_scan.flat_object(text, get("stream_options"))
+    limits = (
+        *(_scalar(json_scan.scalar(text, get(key))) for key in _LIMITS),
+        _scalar(json_scan.inner_scalar(text, get("parameters"))),
+    )
+    uris, shown = inline_media.data_uris(text)
+    start = next((found[key] for key in _PROMPTS if key in found and not _is_null(text, found[key])), None)
+    chat = "messages" in found and not _is_null(text, found["messages"])
+    lists = [(get(name), name == "documents") for name in _LISTS if not (chat and name == "documents")]
+    return BodyFacts(
+        model=_scalar(json_scan.scalar(text, get("model"))),
+        stream=json_scan.scalar(text, get("stream")) is True,
+        max_output=next((limit for limit in limits if limit is not None), None),
+        n=_scalar(json_scan.scalar(text, get("n"))),
+        include_usage=isinstance(options, dict) and options.get("include_usage") is True,
+        stream_options_given=options is not None,
+        is_object=True,
+        text_bytes=max(0, len(body) - uris - inline_media.data_members(text, uris)),
+        images=max(
+            shown,
+            text.count(b'"image_url":', 0, inline_media.MAX_TEXT)
+            + text.count(b'"type":"image"', 0, inline_media.MAX_TEXT),
+        ),
+        prompts=max(1, json_scan.most_elements(text, lists)),
+        prefix=() if start is None else _hashes(start, text),
+    )
+
+
+def _is_null(text: bytes, at: int) -> bool:
+    return text.startswith(b"null", at)
+
+
 def _scalar(value: object) -> Scalar:
     return value if isinstance(value, str | int | float) else None  # bool is an int
-
-
-def _data_uris(body: bytes) -> tuple[int, int]:
-    """Bytes of the base64 in `data:` URIs, headers included, and how many of them are images."""
-    if b";base64," not in body:
-        return 0, 0
-    total = images = 0
-    for found in islice(_DATA_URI.finditer(body), MAX_URIS):
-        total += len(found[0])
-        images += found[1].lower() == b"image"
-    return total, images
 
 
 def _parts(parsed: dict[str, Any]) -> tuple[int, int]:
@@ -185,8 +222,10 @@ def _listed(name: str, parsed: dict[str, Any]) -> int:
 def _prefix(parsed: dict[str, Any], body: bytes) -> tuple[int, ...]:
     name = next((key for key in _PROMPTS if parsed.get(key) is not None), None)
     start = None if name is None else _value_of(name, body)
-    if start is None:
-        return ()
+    return () if start is None else _hashes(start, body)
+
+
+def _hashes(start: int, body: bytes) -> tuple[int, ...]:
     hashes = []
     digest = blake2b(digest_size=8)
     done = 0
@@ -201,8 +240,10 @@ def _prefix(parsed: dict[str, Any], body: bytes) -> tuple[int, ...]:
 
 def _value_of(name: str, body: bytes) -> int | None:
     """Where the value of the outermost object's member `name` begins, in a body that is known to be JSON."""
+    room = _MAX_BEFORE
     for found in islice(re.finditer(rb'(?<!\\)"%s"[ \t\r\n]*:[ \t\r\n]*' % name.encode(), body), 8):
-        if found.start() > _MAX_BEFORE:
+        room -= found.start()
+        if room < 0:
             return None
         # Exactly one brace is open in front of it if one more member and one brace make it whole.
         try:
@@ -272,8 +313,9 @@ def _form(content_type: str, body: bytes) -> BodyFacts:
         boundary = options.get(b"boundary", b"")
         if not boundary:
             return _unreadable("the form's content-type names no boundary", body)
-        if body.count(b"--" + boundary) > MAX_PARTS:
-            return _unreadable(f"the form has more than {MAX_PARTS} parts", body)
+        fault = _costly(body, b"\r\n--" + boundary)
+        if fault is not None:
+            return _unreadable(fault, body)
         parser = MultipartParser(boundary, _callbacks(form))
         parser.logger = _SILENT
         parser.write(body)
@@ -291,6 +333,30 @@ def _form(content_type: str, body: bytes) -> BodyFacts:
         text_bytes=form.text_bytes,
         file_bytes=form.file_bytes,
     )
+
+
+def _costly(body: bytes, mark: bytes) -> str | None:
+    """What would make the parser slow: many parts, long headers, and blanks behind a boundary, taken one by one."""
+    pos = body.find(b"-") - 2  # the first boundary has no line in front
+    headers = 0
+    for _ in range(MAX_PARTS + 1):
+        after = pos + len(mark)
+        if body[after : after + 64].strip(b" \t") == b"":
+            if after + 64 <= len(body):
+                return "the form cannot be read (too many blanks behind a boundary)"
+            return None
+        if body[after : after + 1] in (b"\r", b" ", b"\t"):
+            end = body.find(b"\r\n\r\n", after, after + _MAX_HEADER)
+            if end < 0:
+                return None if after + _MAX_HEADER > len(body) else "the form cannot be read (a header is too long)"
+            headers += end - after
+            if headers > _MAX_HEADERS:
+                return "the form cannot be read (its headers are too long)"
+            after = end + 4
+        pos = body.find(mark, after)
+        if pos < 0:
+            return None
+    return f"the form has more than {MAX_PARTS} parts"
 
 
 def _callbacks(form: _Form) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
@@ -235,6 +236,12 @@ def test_a_byte_order_mark_is_no_fault() -> None:
     assert facts(b'\xef\xbb\xbf{"model":"m"}').model == "m"
 
 
+@pytest.mark.parametrize("coding", ["gzip", "Identity", "x"])
+def test_a_coding_that_lies_hides_nothing(coding: str) -> None:
+    """An engine that does not look at the header reads the body all the same, and so it must not pass by the queue."""
+    assert read(JSON, coding, b' {"model": "m"}').model == "m"
+
+
 @pytest.mark.parametrize("coding", ["gzip", "GZIP ", "br", "identity, gzip", "x\r\ny\x00é"])
 def test_compressed(coding: str) -> None:
     found = read(JSON, coding, b"\x1f\x8b")
@@ -399,3 +406,106 @@ def test_any_types_under_the_names_that_are_read(value: dict[str, Any]) -> None:
 def test_any_bytes(kind: str, coding: str, body: bytes) -> None:
     found = read(kind, coding, body)
     assert found.malformed is not None or found.text_bytes <= len(body)
+
+
+# --- large bodies, which are searched
+
+
+def padded(body: bytes) -> tuple[BodyFacts, BodyFacts]:
+    """Facts of the body without PAD, which is built, and with 300,000 bytes in its place, which is searched."""
+    return facts(body.replace(b"PAD", b"")), facts(body.replace(b"PAD", b"w " * 150_000))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model":"m","stream":true,"max_tokens":16,"n":2,"stream_options":{"include_usage":true},'
+        b'"messages":[{"role":"user","content":"PAD"}]}',
+        b'{"messages": [{"role": "user", "content": "\\"model\\": \\"x\\", PAD"}], "model": "m", "stream": true, '
+        b'"max_completion_tokens": 7, "stream_options": null, "tools": [{"type": "function", "function": {"name": "f", '
+        b'"parameters": {"properties": {"model": "x", "n": 3, "stream": {"type": "boolean"}}}}}]}',
+        b'{"tools":[{"n":5,"model":"x"}],"prompt":["PAD","a, \\"b\\", [c","d\\\\"],"n":null,"model":"m\\u00e9"}',
+        b'{"prompt":[[1,2],[3]],"user":"PAD","n":null,"model":7,"stream":1}',
+        b'{"prompt":[1,2,3],"user":"PAD","model":["m"],"stream_options":{"include_usage":false}}',
+        b'{"inputs":"PAD","parameters":{"max_new_tokens":9,"stop":["}"]},"stream":false,"stream_options":"x"}',
+        b'{"model":"r","query":"q","documents":[{"text":"PAD"},{"text":"},{"},{"text":"b","x":{"y":[1,2]}}]}',
+        b'{"model":"m","documents":["a","b"],"messages":[{"content":"PAD"}],"max_tokens":-1.5e3}',
+        b'{"model":"m","input":[{"role":"user","content":"PAD"},{"role":"user","content":"a"}],"max_output_tokens":3}',
+        b' {"model":"first","prompt":"PAD","model":"last"}\n',
+    ],
+)
+def test_a_large_body_gives_the_same_facts(body: bytes) -> None:
+    small, large = padded(body)
+    assert small.malformed is None
+    assert large.text_bytes == small.text_bytes + 300_000
+    assert replace(large, text_bytes=0, prefix=()) == replace(small, text_bytes=0, prefix=())
+
+
+def test_media_of_a_large_body() -> None:
+    big = base64.b64encode(bytes(300_000))
+    uri = b"data:image/png;base64," + big
+    text = (
+        b'{"model":"m","messages":[{"content":[{"type":"image_url","image_url":{"url":"%s"}},{"type":"image","source":'
+    )
+    text += b'{"type":"base64","data":"%s"}},{"type":"input_audio","input_audio":{"data": "%s","format":"wav"}}]}]}'
+    found = facts(text % (uri, big, big))
+    assert (found.images, found.text_bytes) == (2, len(text % (b"", b"", b"")))
+    hidden = facts(b'{"model":"m","prompt":"' + uri + b"my words " * 40_000 + b'"}')
+    assert hidden.text_bytes > 9 * 40_000 - len(b"my") - 1
+
+
+def test_the_prefix_of_a_large_body() -> None:
+    value = b'[{"role":"user","content":"' + b"p" * 300_000 + b'"}]'
+    assert facts(b'{"model":"m","tools":[{"messages":"x"}], "messages" : ' + value + b"}").prefix == hashes(value, 8)
+
+
+def test_parameters_between_a_long_conversation_and_many_tools() -> None:
+    tool = b'{"type":"function","function":{"name":"f","parameters":{"properties":{"n":{"type":"integer"}}}}},'
+    body = b'{"messages":[{"content":"%s"}],"model":"m","n":2,"stream":true,"tools":[%snull]}'
+    found = facts(body % (b"w " * 200_000, tool * 2000))  # 200 KB of tools: more tokens than are looked at
+    assert (found.model, found.n, found.stream) == ("m", 2, True)
+
+
+@pytest.mark.parametrize("body", [b"[%s]" % (b"1," * 200_000), b'{"a":"' + b"x" * 300_000, b"x" * 300_000])
+def test_a_large_body_that_is_no_object(body: bytes) -> None:
+    assert facts(body).malformed == "the body is not JSON, or no object"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model":"m","a":[' + b"[]," * 1_000_000 + b"[]]}",
+        b'{"a":[' + b"{}," * 50_000 + b'{}],"model":"m"}',  # small, but with many braces
+        b'{"model":"m","prompt":"' + b"data:a/" * 400_000 + b';base64,"}',
+        b'{"model":"m","prompt":[' + b'"\\"",' * 300_000 + b'""]}',
+        b'{"model":"m","a":[' + b'{"model":[]},' * 50_000 + b'{}],"prompt":["' + b'\\"' * 200_000 + b'"]}',
+    ],
+)
+def test_little_of_a_hostile_body_is_built(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[int] = []
+    loads = orjson.loads
+
+    def counting(text: bytes) -> Any:
+        built.append(len(text))
+        return loads(text)
+
+    monkeypatch.setattr(orjson, "loads", counting)
+    found = facts(body)
+    assert (found.malformed, found.model) == (None, "m")
+    assert found.prompts <= 128
+    assert sum(built) < 10_000
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"--xyz\r\n\r\nA\r\n--xyz" + b" " * 100_000 + b"\r\n\r\n\r\n--xyz--\r\n", "blanks behind a boundary"),
+        (form(*[(named("a", ";" * 900), b"x")] * 90), "headers are too long"),
+        (form((named("a", ";" * 2000), b"x")), "a header is too long"),
+        (form((named("model"), b"m\r\n--xyz" + b" " * 100)), "blanks"),
+    ],
+)
+def test_forms_on_which_the_parser_would_be_slow(body: bytes, words: str) -> None:
+    found = read("multipart/form-data; boundary=xyz", "", body)
+    assert words in (found.malformed or "")
+    assert (found.model, found.text_bytes) == (None, len(body))
