@@ -86,7 +86,8 @@ class Limits:
 
 class RequestSide(Protocol):
     async def facts(self, facts: Facts) -> Facts | None:
-        """`facts` with all that will be known before the decision; None: the stream is over. Raises TooLargeError."""
+        """`facts` with all that will be known before the decision; None: the stream is over. Raises TooLargeError and
+        BufferFullError."""
 
     def release(self, grant: Grant) -> Awaitable[None]: ...
 
@@ -194,9 +195,9 @@ class AtBody:
             self._exchange.answered = True  # the body's own answer follows when it comes
             return
         await self._exchange.answer(go_on("request_body") or b"")
+        self.close()
 
     def later(self, kind: str, _: ext_proc_pb2.ProcessingRequest | None) -> bytes | None:
-        self.close()
         return go_on(kind)
 
     def close(self) -> None:

@@ -26,6 +26,9 @@ COUNTED: list[tuple[str, dict[str, Any], int]] = [
     ("/v1/responses", {**INPUT, "max_output_tokens": 20, "stream": True}, 6 + 2 * 20),
     ("/v1/messages", chat(20), 6 + 2 * 20),
     ("/v1/messages", chat(20, stream=True), 6 + 2 * 20),
+    ("/v1/embeddings", {"model": MODEL, "input": ["hello", "you"]}, 2 + 1),
+    # Its answer has no completion_tokens: they are the total without the prompt.
+    ("/v1/rerank", {"model": MODEL, "query": "hello", "documents": ["a", "b"]}, 2 + 2),
 ]
 
 
