@@ -299,6 +299,24 @@ async def test_a_client_that_leaves_half_way_through_its_body_was_never_in_the_b
     assert told == ["release"]  # none was cancelled, and nothing went wrong
 
 
+@pytest.mark.parametrize("mode", ["BUFFERED", "FULL_DUPLEX_STREAMED"])
+async def test_a_response_before_the_request_has_ended(start: Start, mode: str) -> None:
+    """Envoy, or an engine that does not wait, has answered: what is asked is answered, and nothing is in the books."""
+    edge, envoy = await start()
+    stream = envoy.stream()
+    await stream.send(no_facts(mode))
+    if mode == "BUFFERED":
+        await stream.answer()
+    else:
+        await stream.send(body("request_body", BODY[:20]))
+    assert (await stream.ask(response_headers(status=413))).WhichOneof("response") == "response_headers"
+    assert (await stream.ask(message("response_trailers"))).WhichOneof("response") == "response_trailers"
+    assert await stream.end() is grpc.StatusCode.OK
+    assert edge.recorder.told == [("passed", "unread")]
+    assert edge.processor._limits.buffer.used == 0
+    edge.check_empty()
+
+
 # -- in pieces, given back in pieces --------------------------------------------------------------------
 
 
