@@ -79,7 +79,8 @@ class PoolDriver:
         self._waiters: dict[str, asyncio.Future[Outcome]] = {}
         self.verbose = log.is_enabled_for(logging.DEBUG)  # to ask for each request costs more than most of its steps
         self.evicts = _evicts(policy)  # whether anything of this pool may be evicted
-        self._evicted: dict[str, Evict] = {}  # that must leave, and whose second stream has not come yet
+        # That must leave, and that nobody has told yet: their stream comes, or goes on, in a moment.
+        self._evicted: dict[str, Evict] = {}
         self._evict: dict[str, Callable[[Evict], object]] = {}  # how to tell a request inside that it must leave
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
@@ -142,6 +143,10 @@ class PoolDriver:
                     self._recorder.refused(Reason.DRAINING.code)
         self._apply_safely(End(request_id))
         self._changed.set()
+
+    def has_evicted(self, request_id: str) -> bool:
+        """Whether the request must leave and has not been told."""
+        return request_id in self._evicted
 
     def on_evict(self, request_id: str, call: Callable[[Evict], object]) -> None:
         """`call` when the request, which is inside, must leave; at once, if it must already. Until its `end`."""

@@ -13,12 +13,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from extproc.core.events import Evict
 from extproc.edge.driver import Interrupted, Outcome
+from extproc.edge.lenient import request_message
 from extproc.edge.replies import refuse
 from extproc.edge.shape import Shape
-from extproc.edge.wire import kind_of
 from extproc.pb.wire.v1 import ext_proc_pb2
 
 if TYPE_CHECKING:
@@ -28,6 +29,16 @@ if TYPE_CHECKING:
 Context = Any
 
 _OF_THE_REQUEST = frozenset({"request_body", "request_trailers"})
+
+
+def _kind(raw: Any) -> str:
+    """Of a serialised message; empty: the end of the stream, or nothing that can be read."""
+    if raw is grpc.aio.EOF:
+        return ""
+    try:
+        return request_message(raw).WhichOneof("request") or ""
+    except DecodeError:
+        return ""
 
 
 class Exchange:
@@ -64,7 +75,7 @@ class Exchange:
         """The next message; None: the stream is over. Raises DecodeError."""
         reader, self.reader = self.reader, None
         raw = await (self.context.read() if reader is None else reader)
-        return None if raw is grpc.aio.EOF else ext_proc_pb2.ProcessingRequest.FromString(raw)
+        return None if raw is grpc.aio.EOF else request_message(raw)
 
     async def write(self, raw: bytes) -> None:
         """grpc.aio takes one write at a time, so what has to be said from outside waits for this one's end."""
@@ -101,7 +112,7 @@ class Exchange:
             self.reader.cancel()
 
     def evict(self, effect: Evict) -> None:
-        """Answer a request that was released, before its own answer begins. Envoy obeys at any time."""
+        """Answer a request that was released in the place of its own answer. Envoy obeys at any time."""
         self.last_word = refuse(effect.reason, effect.message, effect.retry_after_s)
         if not self.writing:
             self.speaking = asyncio.ensure_future(self._say_it())
@@ -122,7 +133,7 @@ class Exchange:
             return
         if waiter.done():
             return  # whoever reads next finds it
-        kind = kind_of(reader.result())
+        kind = _kind(reader.result())
         if kind in _OF_THE_REQUEST:
             # Envoy need not wait for the answer to the headers; and it may send the end of a body twice.
             self.early.append(kind)

@@ -79,10 +79,16 @@ class Gate:
     def too_large(self, what: str) -> Deny:
         return Deny(Reason.BODY_TOO_LARGE, f"{what}, and may have {self.config.requests.max_body} (requests.max_body)")
 
+    def tenant_of(self, facts: Facts) -> str:
+        """Whose the request is, as far as its headers say."""
+        return self._identifier.identify(facts).tenant
+
     def buffer_full(self) -> Deny:
         most = self.config.requests.max_buffered
         return Deny(
-            Reason.QUEUE_FULL, f"bodies of {most} bytes are in memory, and there may be no more (requests.max_buffered)"
+            Reason.QUEUE_FULL,
+            f"too many bytes of bodies are in memory: there may be {most} (requests.max_buffered), half of it for one "
+            "tenant",
         )
 
     def decide(self, facts: Facts, peer: str, first_byte_seen: bool = False) -> Queue | Pass | Deny:

@@ -13,7 +13,7 @@ from google.protobuf.struct_pb2 import Struct, Value
 from extproc.pb.wire.v1 import access_log_pb2, ext_proc_pb2, lenient_pb2
 
 
-def first_message(raw: bytes) -> ext_proc_pb2.ProcessingRequest:
+def request_message(raw: bytes) -> ext_proc_pb2.ProcessingRequest:
     """Raises DecodeError for what is no message at all."""
     try:
         return ext_proc_pb2.ProcessingRequest.FromString(raw)

@@ -9,7 +9,7 @@ Duplex      the body comes in pieces while the headers wait, and is given back i
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,7 +53,7 @@ class Grant:
 
 
 class TooLargeError(Exception):
-    """The body has more bytes than may be read. Carries the limit."""
+    """The body has more bytes than may be read. The message says how many it has, or had so far."""
 
 
 class BufferFullError(Exception):
@@ -62,26 +62,38 @@ class BufferFullError(Exception):
 
 class Buffer:
     """What all bodies together take that are here. A body counts while it is read and held, and belongs to nobody's
-    queue before it is whole: without a limit a few hundred clients that never end theirs would fill the memory."""
+    queue before it is whole: without a limit a few hundred clients that never end theirs would fill the memory, and
+    without shares those of one tenant would leave nothing to the others."""
 
     def __init__(self, most: int) -> None:
         self._most = most
+        self._of: dict[str, int] = {}  # tenant -> bytes
         self.used = 0  # bytes
 
-    def take(self, more: int) -> None:
-        """Raises BufferFullError, and takes nothing."""
-        if self.used + more > self._most:
+    def take(self, tenant: str, more: int) -> None:
+        """Half of it is the most for one tenant. Raises BufferFullError, and takes nothing."""
+        mine = self._of.get(tenant, 0) + more
+        if self.used + more > self._most or mine > self._most // 2:
             raise BufferFullError
+        self._of[tenant] = mine
         self.used += more
 
-    def free(self, bytes_: int) -> None:
+    def free(self, tenant: str, bytes_: int) -> None:
+        if not bytes_:
+            return
         self.used -= bytes_
+        left = self._of[tenant] - bytes_
+        if left:
+            self._of[tenant] = left
+        else:
+            del self._of[tenant]
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     max_body: int  # bytes
     buffer: Buffer
+    tenant_of: Callable[[Facts], str]
 
 
 class RequestSide(Protocol):
@@ -158,12 +170,16 @@ class AtBody:
         self._exchange = exchange
         self._recorder = recorder
         self._limits = limits
+        self._tenant = ""
         self._taken = 0  # bytes of the buffer
-        self._body: bytes | None = None
+        self._asked = False  # the headers were answered, so that the body comes
+        self._owing = False  # the body has come, and was not answered
+        self._body = b""
 
     async def facts(self, facts: Facts) -> Facts | None:
         exchange = self._exchange
         exchange.replayable = False
+        self._asked = True
         await exchange.write(_CONTINUE_HEADERS)
         message = await exchange.read()
         while message is not None and message.WhichOneof("request") == "request_trailers":
@@ -174,35 +190,41 @@ class AtBody:
         if message.WhichOneof("request") != "request_body":
             await exchange.write(go_on(message.WhichOneof("request") or "") or b"")
             return None  # Envoy has answered the client itself
-        self._limits.buffer.take(len(message.request_body.body))
-        self._body = message.request_body.body
-        self._taken = len(self._body)
-        if len(self._body) > self._limits.max_body:
-            raise TooLargeError(f"the body has {len(self._body)} bytes")
-        return facts_of.with_body(facts, self._body)
+        self._owing = True
+        body = message.request_body.body
+        self._tenant = self._limits.tenant_of(facts)
+        self._limits.buffer.take(self._tenant, len(body))
+        self._body, self._taken = body, len(body)
+        if len(body) > self._limits.max_body:
+            raise TooLargeError(f"the body has {len(body)} bytes")
+        return facts_of.with_body(facts, body)
 
     async def release(self, grant: Grant) -> None:
-        if grant.members and _is_wide(self._body or b""):
+        body, self._owing = self._body, False
+        self.close()
+        if grant.members and _is_wide(body):
             self._recorder.refused(Reason.INVALID_REQUEST.code)
             await self._exchange.answer(_NOT_UTF8)
             return
-        edited = _edited(self._body or b"", grant.members, grant.compressed, self._recorder) if grant.members else None
+        edited = _edited(body, grant.members, grant.compressed, self._recorder) if grant.members else None
         await self._exchange.answer(request_body_answer(grant.headers, (), grant.endpoint, edited))
-        self.close()
 
     async def pass_on(self) -> None:
-        if self._body is None:
-            self._exchange.answered = True  # the body's own answer follows when it comes
-            return
-        await self._exchange.answer(go_on("request_body") or b"")
         self.close()
+        if not self._asked:
+            await self._exchange.answer(_CONTINUE_HEADERS)
+        elif self._owing:
+            self._owing = False
+            await self._exchange.answer(go_on("request_body") or b"")
+        else:
+            self._exchange.answered = True  # the body's own answer follows when it comes
 
     def later(self, kind: str, _: ext_proc_pb2.ProcessingRequest | None) -> bytes | None:
         return go_on(kind)
 
     def close(self) -> None:
-        self._body = None
-        self._limits.buffer.free(self._taken)
+        self._body = b""
+        self._limits.buffer.free(self._tenant, self._taken)
         self._taken = 0
 
 
@@ -211,6 +233,7 @@ class Duplex:
         self._exchange = exchange
         self._recorder = recorder
         self._limits = limits
+        self._tenant = ""
         self._taken = 0  # bytes of the buffer
         self._body = bytearray()
         self._ended = False  # the whole body is here
@@ -218,6 +241,7 @@ class Duplex:
         self._passing = False  # it goes on piece by piece, as it comes
 
     async def facts(self, facts: Facts) -> Facts | None:
+        self._tenant = self._limits.tenant_of(facts)
         while not self._ended:
             message = await self._exchange.read()
             if message is None:
@@ -225,7 +249,7 @@ class Duplex:
             kind = message.WhichOneof("request") or ""
             if kind == "request_body":
                 piece = message.request_body.body
-                self._limits.buffer.take(len(piece))
+                self._limits.buffer.take(self._tenant, len(piece))
                 self._taken += len(piece)
                 self._body += piece
                 self._ended = message.request_body.end_of_stream
@@ -235,12 +259,14 @@ class Duplex:
             elif kind == "request_trailers":
                 self._ended = self._trailers = True
             else:
+                self.close()
                 await self._exchange.write(go_on(kind) or b"")
                 return None  # Envoy has answered the client itself
         return facts_of.with_body(facts, bytes(self._body))
 
     async def release(self, grant: Grant) -> None:
         if grant.members and _is_wide(self._body):
+            self.close()
             self._recorder.refused(Reason.INVALID_REQUEST.code)
             await self._exchange.answer(_NOT_UTF8)
             return
@@ -267,7 +293,7 @@ class Duplex:
 
     def close(self) -> None:
         self._body = bytearray()
-        self._limits.buffer.free(self._taken)
+        self._limits.buffer.free(self._tenant, self._taken)
         self._taken = 0
 
     def later(self, kind: str, message: ext_proc_pb2.ProcessingRequest | None) -> bytes | None:

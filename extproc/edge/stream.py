@@ -29,7 +29,7 @@ from extproc.edge.driver import Interrupted, Outcome
 from extproc.edge.exchange import Context, Exchange
 from extproc.edge.facts import Facts
 from extproc.edge.gate import Deny, Gate, Pass, Queue
-from extproc.edge.lenient import first_message
+from extproc.edge.lenient import request_message
 from extproc.edge.recorder import Recorder
 from extproc.edge.replies import refuse
 from extproc.edge.request_side import (
@@ -71,7 +71,7 @@ class ExternalProcessor:
         self._ends: set[asyncio.Future[None]] = set()  # of streams that are only waited out
         self._letting_go: Interrupted | None = None
         requests = gate.config.requests
-        self._limits = Limits(requests.max_body, Buffer(requests.max_buffered))
+        self._limits = Limits(requests.max_body, Buffer(requests.max_buffered), gate.tenant_of)
         self._silence = Silence(_SILENCE_S, self._hang_up)
         self._hanging_up: set[asyncio.Task[None]] = set()
         self.open = 0  # streams
@@ -86,7 +86,7 @@ class ExternalProcessor:
             return
         message: ext_proc_pb2.ProcessingRequest | DecodeError
         try:
-            message = first_message(first)
+            message = request_message(first)
         except DecodeError as error:
             message = error  # dealt with below, like any other fault
         shape = shape_of(None if isinstance(message, DecodeError) else message, context.invocation_metadata())
@@ -264,7 +264,7 @@ class ExternalProcessor:
             del self._held[waiter]
 
     def _released(self, exchange: Exchange, place: Queue) -> None:
-        if place.driver.evicts:
+        if place.driver.evicts or place.driver.has_evicted(place.event.id):
             place.driver.on_evict(place.event.id, exchange.evict)
 
     def _grant(self, verdict: Release, place: Queue, facts: Facts) -> Grant:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from typing import cast
 
-from google.protobuf.message import DecodeError
 from google.protobuf.struct_pb2 import Struct
 
 from extproc.pb.wire.v1 import base_pb2, ext_proc_pb2
@@ -46,16 +45,6 @@ _CONTINUE: dict[str, bytes] = {
 def go_on(kind: str) -> bytes | None:
     """The serialised answer that changes nothing; None for a kind of message that is not known."""
     return _CONTINUE.get(kind)
-
-
-def kind_of(raw: object) -> str:
-    """The kind of a serialised ProcessingRequest; empty: the end of the stream, or nothing that can be read."""
-    if not isinstance(raw, bytes):
-        return ""
-    try:
-        return ext_proc_pb2.ProcessingRequest.FromString(raw).WhichOneof("request") or ""
-    except DecodeError:
-        return ""
 
 
 def headers_of(message: ext_proc_pb2.HttpHeaders, wanted: Container[str] | None = None) -> dict[str, str]:

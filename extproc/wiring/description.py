@@ -47,7 +47,7 @@ class Wiring:
     queued            paths; `*/x` is /x below any prefix
     max_body          bytes; more is 413
     default_priority  what an engine is told about requests that pass unscheduled; None: no header
-    unscheduled_priority  the same in the body, where a filter appends; None: nothing
+    unscheduled_priority  the same in the body, where a filter appends; one for all pools; None: nothing
     attributes        that Fairlane is told besides those of the base file: what identifies a client's certificate
     namespaces        of dynamic metadata that it is told: where identity filters leave their claims
     """

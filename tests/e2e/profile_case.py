@@ -62,7 +62,12 @@ _SOURCES = {
 
 
 def _case(priority_via: str = "header", **choices: Any) -> Case:
-    wiring = Wiring(max_body=MAX_BODY, default_priority=None if priority_via == "body" else DEFAULT, **choices)
+    wiring = Wiring(
+        max_body=MAX_BODY,
+        default_priority=None if priority_via == "body" else DEFAULT,
+        unscheduled_priority=DEFAULT if priority_via in ("body", "both") else None,
+        **choices,
+    )
     return Case(wiring, _SOURCES[wiring.usage], priority_via)
 
 

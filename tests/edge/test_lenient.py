@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.edge import facts
-from extproc.edge.lenient import first_message, log_entries
+from extproc.edge.lenient import log_entries, request_message
 from extproc.edge.usage import read, ticket_of
 from extproc.pb.wire.v1 import access_log_pb2, ext_proc_pb2
 
@@ -27,14 +27,14 @@ def spoilt(bad: bytes) -> bytes:
 
 def test_a_good_message_is_read_as_it_is() -> None:
     raw = spoilt(MARK)
-    assert first_message(raw) == ext_proc_pb2.ProcessingRequest.FromString(raw)
+    assert request_message(raw) == ext_proc_pb2.ProcessingRequest.FromString(raw)
 
 
 def test_what_is_no_text_is_left_out_and_the_rest_counts() -> None:
     raw = spoilt(b"\xff\xfe\x80\xff\xff\xff\xff\xff")
     with pytest.raises(DecodeError):
         ext_proc_pb2.ProcessingRequest.FromString(raw)
-    message = first_message(raw)
+    message = request_message(raw)
     read = facts.read(message)
     assert (read.model, read.request_id, read.body_bytes, read.method) == ("m", "", 1000, "POST")
     claims = message.metadata_context.filter_metadata["jwt"]
@@ -44,7 +44,7 @@ def test_what_is_no_text_is_left_out_and_the_rest_counts() -> None:
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.binary(min_size=8, max_size=8))
 def test_any_bytes_in_the_place_of_text(bad: bytes) -> None:
-    assert facts.read(first_message(spoilt(bad))).model == "m"
+    assert facts.read(request_message(spoilt(bad))).model == "m"
 
 
 def test_an_entry_of_a_client_with_odd_bytes_is_read_all_the_same() -> None:
@@ -71,7 +71,7 @@ def test_an_entry_of_a_client_with_odd_bytes_is_read_all_the_same() -> None:
 @given(st.binary(max_size=40))
 def test_what_is_no_message_is_refused_as_such(raw: bytes) -> None:
     try:
-        first_message(raw)
+        request_message(raw)
     except DecodeError:
         with pytest.raises(DecodeError):
             ext_proc_pb2.ProcessingRequest.FromString(raw)

@@ -130,13 +130,80 @@ async def test_a_header_that_lies_changes_nothing(start: Start, mode: str, codin
     assert edge.recorder.count("body_edit", "edited") == 1
 
 
+async def test_one_tenant_s_bodies_leave_room_for_others(start: Start) -> None:
+    edge, envoy = await start(requests={"max_body": "1KiB", "max_buffered": "2KiB"}, slots=9)
+    greedy = {"x-tenant": "greedy"}
+    kept, second, other = envoy.stream(), envoy.stream(), envoy.stream()
+    await kept.send(no_facts("FULL_DUPLEX_STREAMED", **greedy), body("request_body", b"{" + b" " * 999))
+    await until(lambda: edge.processor._limits.buffer.used == 1000)
+    await second.send(no_facts("FULL_DUPLEX_STREAMED", **greedy))
+    assert Immediate.of(await second.ask(body("request_body", BODY, end=True))).status == 429
+    await other.send(no_facts("FULL_DUPLEX_STREAMED"), body("request_body", BODY, end=True))
+    assert (await given_back(other))[0] == BODY
+    await other.end()
+    kept.cancel()
+    await until(lambda: edge.processor._limits.buffer.used == 0 and not edge.processor._limits.buffer._of)
+
+
+async def test_what_is_not_queued_passes_with_its_body(start: Start) -> None:
+    """Its headers are answered, or Envoy would wait for them for an hour."""
+    edge, envoy = await start()
+    stream = envoy.stream()
+    answer = await stream.ask(no_facts("BUFFERED", **{":path": "/v1/models"}))
+    assert answer.WhichOneof("response") == "request_headers"
+    answer = await stream.ask(body("request_body", BODY, end=True))
+    assert answer.WhichOneof("response") == "request_body"
+    assert not answer.request_body.response.HasField("body_mutation")
+    assert await stream.end() is grpc.StatusCode.OK
+    assert edge.recorder.told == [("passed", "not_queued")]
+
+
+@pytest.mark.parametrize("where", ["queues", "decide"])
+@pytest.mark.parametrize("mode", ["BUFFERED", "FULL_DUPLEX_STREAMED"])
+async def test_a_fault_of_ours_lets_the_body_pass_too(
+    start: Start, monkeypatch: pytest.MonkeyPatch, mode: str, where: str
+) -> None:
+    edge, envoy = await start()
+    monkeypatch.setattr(edge.gate, where, lambda *_: 1 / 0)
+    stream = envoy.stream()
+    await stream.send(no_facts(mode))
+    if mode == "BUFFERED":
+        assert (await stream.answer()).WhichOneof("response") == "request_headers"
+        answer = await stream.ask(body("request_body", BODY, end=True))
+        assert answer.WhichOneof("response") == "request_body"
+    else:
+        await stream.send(body("request_body", BODY, end=True))
+        assert (await given_back(stream))[0] == BODY
+    assert await stream.end() is grpc.StatusCode.OK
+    assert edge.recorder.told == [("fault", "stream"), ("passed", "fault")]
+    assert edge.processor._limits.buffer.used == 0
+
+
+@pytest.mark.parametrize("mode", ["BUFFERED", "FULL_DUPLEX_STREAMED"])
+async def test_a_later_message_with_bytes_that_are_no_text_is_read(start: Start, mode: str) -> None:
+    """Metadata come with every message, and a filter may write what a client sent."""
+    edge, envoy = await start(pool=VIA_BODY)
+    stream = envoy.stream()
+    await stream.send(no_facts(mode))
+    if mode == "BUFFERED":
+        await stream.answer()
+    odd = body("request_body", BODY, end=True)
+    odd.metadata_context.filter_metadata["other"].update({"name": "MARKMARK"})
+    await stream.send(odd.SerializeToString().replace(b"MARKMARK", b"\xff\xfe\x80\xff\xff\xff\xff\xff"))
+    out = mutated(await stream.answer()) if mode == "BUFFERED" else (await given_back(stream))[0]
+    assert out == EDITED
+    await stream.end()
+    assert edge.recorder.count("fault") == 0
+
+
 @pytest.mark.parametrize("mode", ["BUFFERED", "FULL_DUPLEX_STREAMED"])
 async def test_bodies_in_memory_are_bounded_all_together(start: Start, mode: str) -> None:
     """They belong to no queue while they are read."""
     edge, envoy = await start(requests={"max_body": "1KiB", "max_buffered": "2KiB"}, slots=9)
     kept = [envoy.stream() for _ in range(2)]
-    for stream in kept:
-        await stream.send(no_facts("FULL_DUPLEX_STREAMED"), body("request_body", b"{" + b" " * 999))
+    for number, stream in enumerate(kept):
+        first = no_facts("FULL_DUPLEX_STREAMED", **{"x-tenant": f"kept-{number}"})
+        await stream.send(first, body("request_body", b"{" + b" " * 999))
     buffer = edge.processor._limits.buffer
     await until(lambda: buffer.used == 2000)
     third = envoy.stream()
@@ -145,7 +212,7 @@ async def test_bodies_in_memory_are_bounded_all_together(start: Start, mode: str
         await third.answer()
     answer = Immediate.of(await third.ask(body("request_body", BODY, end=True)))
     assert (answer.status, answer.error["code"], answer.headers["retry-after"]) == (429, "queue_full", "1")
-    assert "2048 bytes" in answer.error["message"]
+    assert "may be 2048 (requests.max_buffered)" in answer.error["message"]
     await third.end()
     kept[0].cancel()
     await until(lambda: buffer.used == 1000)
