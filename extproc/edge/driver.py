@@ -179,7 +179,6 @@ class PoolDriver:
         """The pool goes on by another policy, with all that waits and runs. Raises ValueError, and changes nothing,
         where that cannot be."""
         self._apply(Reconfigure(policy))
-        self.verbose = log.is_enabled_for(logging.DEBUG)  # to ask for each request costs more than most of its steps
         self.evicts = _evicts(policy)
 
     def close(self) -> None:

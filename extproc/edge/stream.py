@@ -109,7 +109,7 @@ class ExternalProcessor:
                 side = side_of(exchange, message, facts, self._recorder, self._limits)
                 stays = await self._serve(exchange, side, facts)
             # It ends here and not further in, since most streams are cancelled: each coroutine on the way out costs.
-            if stays and shape.quiet and exchange.reader is None:
+            if stays and shape.quiet and exchange.reader is None and unread is None:
                 await self._end()
             elif stays:
                 await self._follow(exchange, side, unread)

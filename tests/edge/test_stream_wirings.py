@@ -141,6 +141,13 @@ async def test_a_quiet_stream_is_not_read_and_ends_by_cancellation() -> None:
     edge.close()
 
 
+async def test_a_stream_that_begins_elsewhere_is_answered_whatever_the_wiring_says(start: Start) -> None:
+    _, envoy = await start()
+    stream = envoy.stream("no-trailers")
+    assert (await stream.ask(response_headers())).WhichOneof("response") == "response_headers"
+    assert await stream.end() is grpc.StatusCode.OK
+
+
 async def test_a_quiet_stream_that_was_held_goes_on_with_its_read() -> None:
     edge = Edge(a_config())
     contexts = [Context(request(), ends=False) for _ in range(2)]
