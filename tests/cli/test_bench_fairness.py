@@ -13,6 +13,8 @@ from extproc.cli.main import main
 from extproc.sim import report
 from extproc.sim.workloads.workload import Must, Scale, Table, Workload
 
+pytestmark = pytest.mark.slow
+
 
 def fake(value: float) -> Workload:
     """Takes no time; the same value for each seed, plus its number."""

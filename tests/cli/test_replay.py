@@ -18,6 +18,8 @@ from extproc.core.scheduler import Scheduler
 from extproc.sim.shapes import E1, E8
 from extproc.telemetry.recording import Parts, Recorder
 
+pytestmark = pytest.mark.slow
+
 HEAD = "arrival_s,prompt_tokens,output_tokens,user,class\n"
 CONFIG = """
 pools:

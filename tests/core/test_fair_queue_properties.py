@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from extproc.core.fair_queue import FairQueue
 from extproc.core.model import Order, Request, State
 
+pytestmark = pytest.mark.slow
+
 COSTS = st.integers(1, 100).map(float)
 WEIGHTS = st.sampled_from([0.5, 1.0, 2.0, 4.0, 8.0])
 few = settings(derandomize=True, deadline=None, max_examples=50)

@@ -14,6 +14,8 @@ from extproc.core.fair_queue import Buckets
 from extproc.core.model import Order, PoolPolicy, Request, TenantPolicy
 from extproc.core.node import Leaf
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_new_weight_holds_from_now_on() -> None:
     bench = Bench(checked=False)

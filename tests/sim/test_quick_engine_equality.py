@@ -17,6 +17,8 @@ from extproc.sim.engine import Engine, EngineOptions, Kind, Policy
 from extproc.sim.quick_engine import Event, Page, QuickEngine
 from extproc.sim.sequence import FinishReason, Request
 
+pytestmark = pytest.mark.slow
+
 Row = tuple[float, Kind, str, int, int, FinishReason | None]
 
 

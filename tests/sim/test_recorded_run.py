@@ -18,6 +18,8 @@ from extproc.sim.jobs import Job
 from extproc.sim.scene import Engines, Lag, Outage, Restart
 from extproc.sim.virtual import run
 
+pytestmark = pytest.mark.slow
+
 POLICY = PoolPolicy(
     "m",
     (

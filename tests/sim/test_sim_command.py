@@ -14,6 +14,8 @@ from click.testing import CliRunner
 
 from extproc.cli.sim import sim
 
+pytestmark = pytest.mark.slow
+
 
 def run(*arguments: str) -> tuple[int, str]:
     result = CliRunner().invoke(sim, ["engine", *arguments])

@@ -17,6 +17,8 @@ from doctor_case import ENVOY, FAIRLANE, Envoy
 from extproc.cli.main import main
 from extproc.cli.ports import free_ports
 
+pytestmark = pytest.mark.slow
+
 
 def doctor(*args: str | Path, config: Path = FAIRLANE) -> Result:
     return CliRunner().invoke(main, ["doctor", "--config", str(config), *map(str, args)])
