@@ -39,7 +39,7 @@ _REPLAYED_BYTES = 48 * 1024
 _PIECE = 256 * 1024
 
 _NOT_UTF8 = refuse(Reason.INVALID_REQUEST, "the body must be UTF-8: its priority cannot be set otherwise")
-_CONTINUE_HEADERS = request_headers_answer({}, OURS)
+CONTINUE_HEADERS = request_headers_answer({}, OURS)
 
 
 @dataclass(slots=True)
@@ -147,7 +147,7 @@ class AtHeaders:
         return self._exchange.answer(release(grant.headers, grant.endpoint, append))
 
     def pass_on(self) -> Awaitable[None]:
-        return self._exchange.answer(_CONTINUE_HEADERS)
+        return self._exchange.answer(CONTINUE_HEADERS)
 
     def later(self, kind: str, message: ext_proc_pb2.ProcessingRequest | None) -> bytes | None:
         if kind == "request_body" and message is not None and self._members:
@@ -180,7 +180,7 @@ class AtBody:
         exchange = self._exchange
         exchange.replayable = False
         self._asked = True
-        await exchange.write(_CONTINUE_HEADERS)
+        await exchange.write(CONTINUE_HEADERS)
         message = await exchange.read()
         while message is not None and message.WhichOneof("request") == "request_trailers":
             await exchange.write(go_on("request_trailers") or b"")
@@ -212,7 +212,7 @@ class AtBody:
     async def pass_on(self) -> None:
         self.close()
         if not self._asked:
-            await self._exchange.answer(_CONTINUE_HEADERS)
+            await self._exchange.answer(CONTINUE_HEADERS)
         elif self._owing:
             self._owing = False
             await self._exchange.answer(go_on("request_body") or b"")
@@ -275,7 +275,7 @@ class Duplex:
         await self._give_back(bytes(self._body) if edited is None else edited)
 
     async def pass_on(self) -> None:
-        await self._exchange.write(_CONTINUE_HEADERS)
+        await self._exchange.write(CONTINUE_HEADERS)
         await self._give_back(bytes(self._body))
 
     async def _give_back(self, body: bytes) -> None:

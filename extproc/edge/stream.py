@@ -34,8 +34,8 @@ from extproc.edge.recorder import Recorder
 from extproc.edge.replies import refuse
 from extproc.edge.request_side import (
     CLASS,
+    CONTINUE_HEADERS,
     ENDPOINT,
-    OURS,
     PRIORITY,
     QUEUE_MS,
     TIMING,
@@ -52,7 +52,7 @@ from extproc.edge.shape import FIRST_BYTE, HOLD, TRACK, shape_of
 from extproc.edge.silence import Silence
 from extproc.edge.tracking import Tracking
 from extproc.edge.usage import TICKET
-from extproc.edge.wire import go_on, headers_of, request_headers_answer
+from extproc.edge.wire import go_on, headers_of
 from extproc.pb.wire.v1 import ext_proc_pb2
 
 log = structlog.get_logger()
@@ -249,10 +249,8 @@ class ExternalProcessor:
                 waiter.set_result(self._way_out(exchange))
 
     def _way_out(self, exchange: Exchange) -> Interrupted:
-        return Interrupted.HANDED_OVER if self._may_hand_over(exchange) else Interrupted.DRAINING
-
-    def _may_hand_over(self, exchange: Exchange) -> bool:
-        return self._letting_go is Interrupted.HANDED_OVER and exchange.replayable
+        handed_over = self._letting_go is Interrupted.HANDED_OVER and exchange.replayable
+        return Interrupted.HANDED_OVER if handed_over else Interrupted.DRAINING
 
     async def _hold(self, exchange: Exchange, waiter: asyncio.Future[Outcome]) -> Outcome:
         if self._letting_go is not None:
@@ -331,7 +329,7 @@ class ExternalProcessor:
             return
         self._recorder.passed("fault")
         if side is None:
-            await exchange.answer(request_headers_answer({}, OURS))
+            await exchange.answer(CONTINUE_HEADERS)
             return
         await side.pass_on()
         self._close(exchange)  # if it runs all the same, the next scrape counts it as foreign load
