@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from extproc.config.metrics import Metrics
 from extproc.config.section import Section
 from extproc.config.units import Bytes, IpPort, Seconds
 from extproc.core.model import (
@@ -20,11 +21,13 @@ from extproc.core.model import (
     Order,
     Outage,
     Overflow,
+    PickPolicy,
     PoolPolicy,
     TenantPolicy,
     Unit,
     WindowPolicy,
 )
+from extproc.core.model import Pick as PickBy
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 ALL = "*"
@@ -144,20 +147,6 @@ class Tenant(Section):
         )
 
 
-class Metrics(Section):
-    interval: Seconds = 0.25
-    idle_interval: Seconds = 2.0
-    timeout: Seconds = 1.0
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Metrics:
-        if not 0.02 <= self.interval <= self.idle_interval:
-            raise ValueError("interval must be at least 20ms and no longer than idle_interval")
-        if not 0 < self.timeout <= 30:
-            raise ValueError("timeout must be above 0 and at most 30s")
-        return self
-
-
 class Window(Section):
     controller: Literal["adaptive", "first", "threshold", "fixed"] = "adaptive"
     start: Annotated[float, Field(ge=1, le=4096)] = 8.0
@@ -168,6 +157,7 @@ class Window(Section):
     max_num_seqs: Annotated[int, Field(ge=1, le=4096)] | None = None
     threshold: Count = 3
     fixed: Count = 32
+    stalled_after: Seconds | None = 30.0
 
     @field_validator("max_tpot")
     @classmethod
@@ -197,13 +187,33 @@ class Preemption(Section):
     after_first_byte: bool = False  # also what has begun to answer, or may have
 
 
+Weight = Annotated[float, Field(ge=0.0, le=1000.0, allow_inf_nan=False)]
+
+
+class Pick(Section):
+    """How an endpoint is chosen; the numbers weigh scores of 0 to 1."""
+
+    by: Literal["fairlane", "envoy"] = "fairlane"
+    load: Weight = 1.0
+    prefix: Weight = 1.0
+    adapter: Weight = 1.0
+    session: Weight = 0.5
+    kv_usage: Weight = 0.25
+
+
 class Pool(Section):
     name: str
     models: Annotated[list[Bytestring], Field(min_length=1)]
+    aliases: dict[Bytestring, Bytestring] = Field(default_factory=dict)  # name in requests -> what the engine is told
+    adapters: list[Bytestring] = Field(default_factory=list)  # LoRA adapters; "x*": all whose names begin with x
     endpoints: Annotated[list[IpPort], Field(min_length=1)]
-    engine: Literal["auto", "vllm", "llamacpp"] = "auto"
+    engine: Literal["auto", "vllm", "sglang", "tgi", "llamacpp", "tensorrt_llm", "triton", "dynamo"] = "auto"
     # How the engine is told a request's priority: by X-Vllm-Priority, by the member `priority` of the body, or not.
-    priority_via: Literal["header", "body", "both", "off"] = "header"
+    priority_via: Literal["auto", "header", "body", "both", "off"] = "auto"
+    priority_order: Literal["auto", "low_first", "high_first"] = "auto"  # which one runs first in the engine
+    pick: Pick = Pick()
+    session_header: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    no_endpoint_timeout: Seconds = 300.0
     metrics: Metrics = Metrics()
     window: Window = Window()
     cost: Cost = Cost()
@@ -233,7 +243,7 @@ class Pool(Section):
         self, classes: Mapping[str, Class], tenants: Mapping[str, Tenant], default: Tenant, separator: str | None
     ) -> PoolPolicy:
         """What the core is told. `default`: the tenant of those that `tenants` does not name."""
-        window, cost = self.window, self.cost
+        window, cost, pick = self.window, self.cost, self.pick
         return PoolPolicy(
             name=self.name,
             classes=tuple(each.policy(name) for name, each in classes.items()),
@@ -253,6 +263,7 @@ class Pool(Section):
                 max_num_seqs=window.max_num_seqs,
                 threshold=window.threshold,
                 fixed=window.fixed,
+                stalled_after_s=window.stalled_after,
             ),
             max_queued=self.max_queued,
             max_queued_bytes=self.max_queued_bytes,
@@ -263,6 +274,15 @@ class Pool(Section):
             prefix_slack=self.prefix_slack,
             preempt_per_s=self.preemption.per_second,
             preempt_after_first_byte=self.preemption.after_first_byte,
+            pick=PickPolicy(
+                by=PickBy(pick.by),
+                load=pick.load,
+                prefix=pick.prefix,
+                adapter=pick.adapter,
+                session=pick.session,
+                kv_usage=pick.kv_usage,
+            ),
+            no_endpoint_timeout_s=self.no_endpoint_timeout,
         )
 
 

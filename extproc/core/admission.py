@@ -104,6 +104,8 @@ def newcomer(scheduler: Scheduler, event: Arrive, cls_policy: ClassPolicy, seq: 
         charging.estimated(policy, prompt, output, seconds, n),
         timeout,
         event.prefix,
+        event.adapter,
+        event.session,
         policy.path(tenant),
         event.first_byte_seen,
     )

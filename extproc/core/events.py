@@ -37,6 +37,8 @@ class Arrive:
     prompt_tokens: int | None = None  # where the edge can count better than bytes / 4
     prefix: tuple[int, ...] = ()  # chained hashes of the prompt's beginnings, shortest first
     first_byte_seen: bool = False  # the edge will tell its `FirstByte`: until then it may be evicted
+    adapter: str | None = None  # LoRA adapter that it asks for
+    session: int | None = None  # hash of the conversation that it belongs to
 
 
 @_value
@@ -74,10 +76,21 @@ class Usage:
 
 @_value
 class Unreachable:
-    """The endpoint that the request was sent to did not take the connection, or `broke` it."""
+    """The endpoint that the request was sent to did not take the connection, or `broke` it. `endpoint`: which one, where
+    that is known to be another than its release named."""
 
     id: str
     broke: bool = False
+    endpoint: str | None = None
+
+
+@_value
+class TurnedAway:
+    """The engine answered that it has no room: 429 or 503, or 200 and an error of that kind in the stream. `endpoint`:
+    which one, where it is known to be another than that of the request's release."""
+
+    id: str
+    endpoint: str | None = None
 
 
 @_value
@@ -127,6 +140,7 @@ Event = (
     | FirstToken
     | Usage
     | Unreachable
+    | TurnedAway
     | Scraped
     | ScrapeFailed
     | EndpointAdded
@@ -138,7 +152,8 @@ Event = (
 
 @_value
 class Release:
-    """Send the request on to `endpoint`, telling the engine `priority` (lower runs first)."""
+    """Send the request on to `endpoint`, telling the engine `priority` (lower runs first). Where that one does not take
+    the connection, one of `fallbacks` may have it, the best first."""
 
     id: str
     endpoint: str
@@ -146,6 +161,7 @@ class Release:
     tenant: str
     cls: str
     waited_s: float
+    fallbacks: tuple[str, ...] = ()
 
 
 @_value

@@ -86,6 +86,13 @@ class Sample:
     ttft_sum: float | None = None  # seconds to the first token, cumulative
     ttft_count: float | None = None  # requests in `ttft_sum`, cumulative
     kv_capacity_tokens: int | None = None  # tokens that fit into the KV cache of all its engines
+    # Moves with each step in which the engine does something, cumulative. None: it has no such counter, or one that
+    # moves only when a request is done.
+    progress: float | None = None
+    adapters: tuple[str, ...] | None = None  # LoRA adapters that run or wait there, sorted; None: it does not tell
+    max_adapters: int | None = None  # that fit into one batch
+    prefix_queries: float | None = None  # prompt tokens that were looked up in its cache, cumulative
+    prefix_hits: float | None = None  # and were found there, cumulative
 
 
 class Unit(Enum):
@@ -128,6 +135,13 @@ class Outage(Enum):
     OPEN = "open"  # go on as with a fresh page
 
 
+class Pick(Enum):
+    """Who chooses the endpoint of a request."""
+
+    FAIRLANE = "fairlane"  # at its release, see `choice`
+    ENVOY = "envoy"  # its own load balancing: Fairlane says only how many may be inside all of them together
+
+
 @dataclass(frozen=True, slots=True)
 class Gates:
     """Thresholds on an endpoint's own signals, beyond which a class releases nothing to it. None: no gate.
@@ -153,6 +167,18 @@ class CostWeights:
         if cached > prompt:
             cached = prompt
         return self.prompt * (prompt - cached) + self.cached * cached + self.output * output
+
+
+@dataclass(frozen=True, slots=True)
+class PickPolicy:
+    """How an endpoint is chosen among those that have room, see `choice`. Each weight is for a score of 0..1."""
+
+    by: Pick = Pick.FAIRLANE
+    load: float = 1.0  # less for one whose window is fuller
+    prefix: float = 1.0  # the share of the prompt that it is likely to have in its cache
+    adapter: float = 1.0  # it has the LoRA adapter loaded
+    session: float = 0.5  # the session's last request went there
+    kv_usage: float = 0.25  # less for one whose KV cache is fuller
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +240,7 @@ class WindowPolicy:
     max_num_seqs: int | None = None  # slots of the engine, where known: no engine shows them
     threshold: int = 3  # of Controller.THRESHOLD: requests waiting
     fixed: int = 32  # of Controller.FIXED: requests
+    stalled_after_s: float | None = 30.0  # running, and no progress for so long: it hangs; None: never
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +263,8 @@ class PoolPolicy:
     prefix_slack: float = 0.0  # cost by which a tenant may be passed for a warm prefix; 0: no grouping
     preempt_per_s: float = 1.0  # evictions a second at most
     preempt_after_first_byte: bool = False  # evict also what has begun to answer, or may have
+    pick: PickPolicy = PickPolicy()
+    no_endpoint_timeout_s: float = 300.0  # how long a request waits while no endpoint is there, see `absence`
 
     def tenant(self, name: str) -> TenantPolicy:
         """Of a node by its path, e.g. "acme/ml/alice": its own, else that of "acme/ml/*", else the default."""
@@ -288,6 +317,8 @@ class Request:
     cost: float = 0.0  # estimate, set before it is queued
     timeout_s: float = math.inf  # as the client asked; the class's may be shorter
     prefix: tuple[int, ...] = ()  # chained hashes of the prompt's beginnings, shortest first
+    adapter: str | None = None  # LoRA adapter that it asks for
+    session: int | None = None  # hash of the conversation that it belongs to
     path: tuple[str, ...] = ()  # of the nodes in the tree of tenants that it counts for, see `PoolPolicy.path`
     tells_first_byte: bool = False  # the edge will say when the first byte of the answer is out
     leaf: Any = None  # its place in the fair queue; the queue's own

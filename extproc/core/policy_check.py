@@ -46,7 +46,9 @@ _WINDOW: Bounds = {
     "max_num_seqs": (1, _MOST),
     "threshold": (0, _MOST),
     "fixed": (0, _MOST),
+    "stalled_after_s": (1e-3, _MOST),
 }
+_PICK: Bounds = dict.fromkeys(("load", "prefix", "adapter", "session", "kv_usage"), (0.0, 1e6))
 _POOL: Bounds = {
     "max_queued": (0, _MOST),
     "max_queued_bytes": (0, _MOST),
@@ -55,6 +57,7 @@ _POOL: Bounds = {
     "promote_every": (1, _MOST),
     "prefix_slack": (0.0, _MOST),
     "preempt_per_s": (1e-6, 1e6),
+    "no_endpoint_timeout_s": (0.0, _MOST),
 }
 
 
@@ -75,6 +78,7 @@ def check_policy(policy: PoolPolicy) -> None:
     _within(pool, policy, _POOL)
     _within(f"cost of {pool}", policy.weights, _WEIGHTS)
     _within(f"window of {pool}", policy.window, _WINDOW)
+    _within(f"pick of {pool}", policy.pick, _PICK)
     for name, tenant in [("*", policy.default_tenant), *policy.tenants.items()]:
         check_node(name, tenant)
         _within(f"tenant {name!r}", tenant, _TENANT)

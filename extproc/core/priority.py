@@ -14,9 +14,20 @@ Light tenants are told apart as before.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from extproc.core.model import ClassPolicy
 
 
 def engine_priority(cls: ClassPolicy, inside: int, steps: int) -> int:
     """`steps` also keep a flood from spilling over into the next class's numbers."""
     return cls.priority_base + (inside if inside < steps else steps - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class PriorityWay:
+    """How one engine is told a priority. With neither, it is told none."""
+
+    header: bool = False  # X-Vllm-Priority
+    body: bool = False  # the member `priority` of the JSON body
+    high_first: bool = False  # it runs the highest number first: the number is told with its sign turned round

@@ -55,6 +55,7 @@ from extproc.core.events import (
     ScrapeFailed,
     Settled,
     Tick,
+    TurnedAway,
     Unreachable,
     Usage,
 )
@@ -70,6 +71,7 @@ EVENTS: Mapping[str, type[Event]] = {
     "first_token": FirstToken,
     "usage": Usage,
     "unreachable": Unreachable,
+    "turned_away": TurnedAway,
     "scraped": Scraped,
     "scrape_failed": ScrapeFailed,
     "endpoint_added": EndpointAdded,

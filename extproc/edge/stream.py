@@ -274,7 +274,7 @@ class ExternalProcessor:
             ENDPOINT: verdict.endpoint,
             TIMING: f"queue;dur={wait_ms:.1f}",
         }
-        if via in ("header", "both"):
+        if via in ("auto", "header", "both"):
             headers[PRIORITY] = str(verdict.priority)
         edit = b""
         if via in ("body", "both") or place.usage_injected:

@@ -22,7 +22,7 @@ _CERTIFICATE = {
 def wiring(config: Config, **chosen: Any) -> Wiring:
     """`chosen`: fields of Wiring that the file does not decide, or that are to be otherwise. Raises WiringError."""
     sources = [*config.identity.tenant, *config.identity.request_class]
-    by_header = any(pool.priority_via in ("header", "both") for pool in config.pools)
+    by_header = any(pool.priority_via in ("auto", "header", "both") for pool in config.pools)
     by_body = any(pool.priority_via in ("body", "both") for pool in config.pools)
     default = config.classes[config.default_class].priority
     given: dict[str, Any] = {
