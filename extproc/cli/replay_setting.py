@@ -101,7 +101,7 @@ def from_file(path: Path, label: str, pool_name: str | None, header: Header | No
         may_use = allowed(tenant)
         return name if name in may_use else next(cls for cls in config.classes if cls in may_use)
 
-    return Setting(label, names.policy(config.pool_policy(pool)), default, allowed, len(pool.endpoints))
+    return Setting(label, names.policy(config.pool_policy(pool)), default, allowed, len(pool.endpoints.known))
 
 
 def from_recording(header: Header) -> Setting:

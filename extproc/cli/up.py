@@ -111,7 +111,13 @@ def _of_file(file: Path, addresses: Addresses, *, simulate: bool) -> Addresses:
         config = load(file)
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
-    engines = tuple(dict.fromkeys(HostPort.parse(e) for pool in config.pools for e in pool.endpoints))
+    engines = tuple(dict.fromkeys(HostPort.parse(e) for pool in config.pools for e in pool.endpoints.known))
+    found = [pool for pool in config.pools if pool.endpoints.static is None]
+    if found:
+        raise click.ClickException(
+            f"{file}: pool {found[0].name!r} has {found[0].endpoints.told}, and `fairlane up` needs their addresses "
+            "for its Envoy: name them, or run `fairlane serve` behind an Envoy made by `fairlane envoy-config`"
+        )
     away = [str(engine) for engine in engines if not _is_local(engine.host)]
     if simulate and away:
         raise click.ClickException(

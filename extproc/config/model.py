@@ -12,6 +12,7 @@ from extproc.config.recording import Recording
 from extproc.config.requests import Requests
 from extproc.config.scheduling import ALL, NAME, Class, Pool, Tenant, check_tree
 from extproc.config.section import Section
+from extproc.config.served import Served
 from extproc.config.units import HostPort, Seconds
 from extproc.core.model import PoolPolicy
 
@@ -81,12 +82,7 @@ class Config(Section):
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"pools: two are named {name!r}")
-        models: dict[str, str] = {}
-        for pool in self.pools:
-            for model in pool.models:
-                other = models.setdefault(model, pool.name)
-                if other != pool.name:
-                    raise ValueError(f"pools: model {model!r} is served by both {other} and {pool.name}")
+        Served(self.pools)
         return self
 
     def _known_class(self, where: str, name: str) -> None:
@@ -101,12 +97,9 @@ class Config(Section):
         return found or self.tenants.get(ALL) or _DEFAULT_TENANT
 
     def pool_of(self, model: str | None) -> Pool | None:
-        """The pool that serves `model`; None: no pool does. A request that names no model belongs to
-        the pool that takes all models, or to the only one: engines have a default model too."""
-        everything = next((pool for pool in self.pools if ALL in pool.models), None)
-        if model is None:
-            return everything or (self.pools[0] if len(self.pools) == 1 else None)
-        return next((pool for pool in self.pools if model in pool.models), everything)
+        """The pool that serves `model`; None: no pool does. See `Served`, which is for those who ask more than once."""
+        match = Served(self.pools).of(model)
+        return None if match is None else match.pool
 
     def pool_policy(self, pool: Pool) -> PoolPolicy:
         """What the core is told about `pool`."""

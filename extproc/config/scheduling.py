@@ -9,9 +9,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from extproc.config.endpoints import Endpoints
 from extproc.config.metrics import Metrics
 from extproc.config.section import Section
-from extproc.config.units import Bytes, IpPort, Seconds
+from extproc.config.units import Bytes, Seconds
 from extproc.core.model import (
     MAX_DEPTH,
     ClassPolicy,
@@ -31,6 +32,7 @@ from extproc.core.model import Pick as PickBy
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
 ALL = "*"
+_HEADER = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110's token, in lower case
 # Envoy gives up on a silent processor after 3600 s at most (ext_proc message_timeout).
 _LONGEST_HOLD_S = 3500.0
 
@@ -195,7 +197,7 @@ class Pick(Section):
 
     by: Literal["fairlane", "envoy"] = "fairlane"
     load: Weight = 1.0
-    prefix: Weight = 1.0
+    prefix: Weight = 0.5
     adapter: Weight = 1.0
     session: Weight = 0.5
     kv_usage: Weight = 0.25
@@ -206,7 +208,7 @@ class Pool(Section):
     models: Annotated[list[Bytestring], Field(min_length=1)]
     aliases: dict[Bytestring, Bytestring] = Field(default_factory=dict)  # name in requests -> what the engine is told
     adapters: list[Bytestring] = Field(default_factory=list)  # LoRA adapters; "x*": all whose names begin with x
-    endpoints: Annotated[list[IpPort], Field(min_length=1)]
+    endpoints: Endpoints
     engine: Literal["auto", "vllm", "sglang", "tgi", "llamacpp", "tensorrt_llm", "triton", "dynamo"] = "auto"
     # How the engine is told a request's priority: by X-Vllm-Priority, by the member `priority` of the body, or not.
     priority_via: Literal["auto", "header", "body", "both", "off"] = "auto"
@@ -231,13 +233,24 @@ class Pool(Section):
             raise ValueError(f"{value!r} must be letters, digits, '.', '_' or '-', and at most 63 of them")
         return value
 
-    @field_validator("endpoints")
+    @field_validator("session_header")
     @classmethod
-    def _once(cls, value: list[str]) -> list[str]:
-        twice = {e for e in value if value.count(e) > 1}
-        if twice:
-            raise ValueError(f"named twice: {', '.join(sorted(twice))}")
-        return value
+    def _reaches_fairlane(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        name = value.lower()
+        if not _HEADER.fullmatch(name):
+            raise ValueError(f"{value!r} is no name of a header")
+        if name.startswith(("x-fairlane-", "x-vllm-")) or name in ("cookie", "proxy-authorization"):
+            raise ValueError(f"{value!r} does not reach Fairlane: Envoy takes it out")
+        return name
+
+    @property
+    def tells_in_body(self) -> bool:
+        """Whether its engines are told priorities in the body, as far as the file knows. What `auto` finds out of a
+        running engine (vLLM before 0.28) it finds too late for Envoy, whose configuration says whether bodies are
+        edited."""
+        return self.priority_via in ("body", "both") or (self.priority_via == "auto" and self.engine == "sglang")
 
     def policy(
         self, classes: Mapping[str, Class], tenants: Mapping[str, Tenant], default: Tenant, separator: str | None

@@ -106,6 +106,8 @@ def newcomer(scheduler: Scheduler, event: Arrive, cls_policy: ClassPolicy, seq: 
         event.prefix,
         event.adapter,
         event.session,
+        now,
+        0.0,
         policy.path(tenant),
         event.first_byte_seen,
     )
@@ -138,9 +140,16 @@ def expired(scheduler: Scheduler, request: Request, now: float) -> Refuse:
     limit = f"class {request.cls!r} allows {timeout:g} s (queue_timeout of the class)"
     if request.timeout_s < timeout:
         limit = f"the request itself allows {request.timeout_s:g} s"
-    if any(w.stance(now) is not Stance.DOWN for w in scheduler.windows.values() if not w.removed):
+    since = scheduler.absent_since
+    if since is None:
         return refuse(request, Reason.QUEUE_TIMEOUT, wait, now, f"{waited}, and {limit}")
-    message = f"{waited} while no endpoint of pool {scheduler.policy.name!r} answered; {limit}"
+    pool = scheduler.policy
+    if request.expires_at < request.deadline:
+        limit = f"the pool allows {pool.no_endpoint_timeout_s:g} s (no_endpoint_timeout of the pool)"
+    there = [w for w in scheduler.windows.values() if not w.removed]
+    did = "answered and made progress" if any(w.stance(now) is Stance.STALLED for w in there) else "answered"
+    which = f"no endpoint of pool {pool.name!r} {did}" if there else f"pool {pool.name!r} had no endpoint"
+    message = f"{waited}; {which} for {now - since:.1f} s; {limit}"
     return refuse(request, Reason.NO_CAPACITY, wait, now, message)
 
 

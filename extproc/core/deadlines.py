@@ -26,7 +26,7 @@ class Deadlines:
 
     def set(self, request: Request, at: float) -> None:
         """`request`, which has none, waits until `at`."""
-        request.deadline = at
+        request.expires_at = at
         key = (at, request.seq, request)
         blocks = self._blocks
         if blocks and key > (block := blocks[-1])[-1] and len(block) < FULL:
@@ -39,8 +39,8 @@ class Deadlines:
     def drop(self, request: Request) -> None:
         """`request` waits for it no more."""
         blocks = self._blocks
-        remove(blocks, (request.deadline, request.seq, request))
-        if request.deadline == self.first:
+        remove(blocks, (request.expires_at, request.seq, request))
+        if request.expires_at == self.first:
             self.first = blocks[0][0][0] if blocks else math.inf
 
     def passed(self, now: float) -> Request | None:

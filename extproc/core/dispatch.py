@@ -5,8 +5,9 @@
     long enough to count one class up (`promote_after_s`);
     of a class, the next request in fair order, or one within `prefix_slack` of it whose prompt an endpoint
     with room has just read; None when caps and rates block all of it: the next class may try;
-    the endpoint with the most room that accepts it; none: nobody goes. A lower class never passes a blocked
-    higher one.
+    of the endpoints that accept it the one with the best score, see `choice`; none: nobody goes. A lower class never
+    passes a blocked higher one. Where Envoy chooses the endpoint, all of them together accept it, see
+    `windows.pool_load`; then nobody overtakes, and there are no warm requests.
 
 A class that is behind, or a request that counts one class up, has the standing queue of those it passes:
 else a full one would hold it for ever. Where its own gates hold it, it does not hold up those whom it would
@@ -18,10 +19,12 @@ others meanwhile. Such a request is asked for also where a higher class stands b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from extproc.core.choice import best as best_of
 from extproc.core.class_queue import ClassQueue
 from extproc.core.model import ClassPolicy, Gates, Request, State
 from extproc.core.windows import Window
@@ -60,6 +63,11 @@ class Choice(NamedTuple):
     request: Request
     window: Window
     most: float | None  # what a full window may be exceeded to, for one that overtakes; None: there was room
+
+
+# A named tuple's own constructor is written in Python, and takes three times as long.
+_turn: Callable[[tuple[ClassQueue, float, ClassPolicy, Request, By]], Turn] = partial(tuple.__new__, Turn)
+_choice: Callable[[tuple[Turn, Request, Window, float | None]], Choice] = partial(tuple.__new__, Choice)
 
 
 def turns(scheduler: Scheduler, now: float) -> Iterator[Turn]:
@@ -118,14 +126,15 @@ def next_release(scheduler: Scheduler, now: float) -> Choice | None:
         if turn is not None:
             window, most = pick(scheduler, turn, (), now)
             if window is not None:
-                return Choice(turn, turn.request, window, most)
+                return _choice((turn, turn.request, window, most))
         return _owed(scheduler, now)
     passed: list[Gates] = []
+    groups = scheduler.policy.prefix_slack > 0 and scheduler.pool_load is None
     for turn in turns(scheduler, now):
-        if scheduler.policy.prefix_slack > 0 and (choice := _warm(scheduler, turn, passed, now)) is not None:
+        if groups and (choice := _warm(scheduler, turn, passed, now)) is not None:
             return choice
         window, most = pick(scheduler, turn, passed, now)
-        if most is not None and turn.request.prefix and scheduler.policy.prefix_slack > 0:
+        if most is not None and turn.request.prefix and groups:
             # With many tenants each next one has nothing inside, and would take every place that there is.
             return None
         if window is not None:
@@ -151,41 +160,46 @@ def first_turn(scheduler: Scheduler, now: float) -> Turn | None:
             for cls in behind:
                 request = None if cls.capped() else cls.queue.peek(now)
                 if request is not None:
-                    return Turn(cls, scheduler.q_max, cls.policy, request, _SHARE)
+                    return _turn((cls, scheduler.q_max, cls.policy, request, _SHARE))
     for cls in scheduler.classes:
         root = cls.root
         if root.queued and (cls.cap is None or root.in_flight < cls.cap):  # as `capped`
             request = cls.queue.peek(now)
             if request is not None:
-                return Turn(cls, cls.q, cls.policy, request, _RANK)
+                return _turn((cls, cls.q, cls.policy, request, _RANK))
     return None
 
 
 def pick(scheduler: Scheduler, turn: Turn, passed: Sequence[Gates], now: float) -> tuple[Window | None, float | None]:
-    """The accepting endpoint that is least full in proportion to its window; among equals, the one that has not
-    been used for longest. A tenant with nothing inside may exceed a full window by `overtake`, and where all are
+    """The accepting endpoint with the best score, see `choice`; among equals, the one that has not been used for
+    longest. A tenant with nothing inside may exceed a full window by `overtake`, and where all are
     overfull, go to one that holds fewer than `overtake` such guests: then with what `Window.take` is to be told.
     `passed`: gates of those who would have gone before, had these not been closed."""
     cls, q, _, request, _ = turn
     gates = cls.gates
     windows = scheduler.windows.values()
+    if scheduler.pool_load is not None:
+        return scheduler.pool_load.place(request, q, now, [w for w in windows if is_open(w, gates, passed, now)]), None
+    there: list[Window] | None = None
     best: Window | None = None
-    best_key: tuple[float, float, int] | None = None
     for w in windows:
         if (gates is not None or passed) and not is_open(w, gates, passed, now):
             continue
         if not w.accepts(request, q, now):
             continue
-        if len(windows) == 1:
-            return w, None
-        limit, load = w.limit(q, now), w.in_flight + w.foreign  # as `_fullness`
-        key = (load / (limit if limit > 1.0 else 1.0), load, w.last_take)
-        if best_key is None or key < best_key:
-            best, best_key = w, key
+        if best is None:
+            best = w
+        elif there is None:
+            there = [best, w]
+        else:
+            there.append(w)
+    if there is not None:
+        return best_of(scheduler, request, there, q, now), None
     overtake = scheduler.policy.window.overtake
     # A class without a standing queue of its own has nobody to overtake.
     if best is not None or not overtake or q <= 0 or request.tenant in scheduler.inside:
         return best, None
+    best_key: tuple[float, float, int] | None = None
     for w in windows:
         if not is_open(w, gates, passed, now):
             continue
@@ -221,9 +235,15 @@ def _owed(scheduler: Scheduler, now: float) -> Choice | None:
         cls = scheduler.by_name[request.cls]
         if _full(scheduler, cls, now) or cls.queue.peek(now) is not request:
             continue
-        if is_open(window, cls.gates, (), now) and window.accepts(request, cls.q, now):
+        if is_open(window, cls.gates, (), now) and _takes(scheduler, window, request, cls.q, now):
             return Choice(Turn(cls, cls.q, cls.policy, request, _RANK), request, window, None)
     return None
+
+
+def _takes(scheduler: Scheduler, window: Window, request: Request, q: float, now: float) -> bool:
+    if scheduler.pool_load is None:
+        return window.accepts(request, q, now)
+    return scheduler.pool_load.place(request, q, now, [window]) is not None
 
 
 def _warm(scheduler: Scheduler, turn: Turn, passed: Sequence[Gates], now: float) -> Choice | None:

@@ -76,8 +76,8 @@ class Usage:
 
 @_value
 class Unreachable:
-    """The endpoint that the request was sent to did not take the connection, or `broke` it. `endpoint`: which one, where
-    that is known to be another than its release named."""
+    """The endpoint that the request was sent to did not take the connection, or `broke` it. `endpoint`: which one,
+    where that is known to be another than its release named."""
 
     id: str
     broke: bool = False

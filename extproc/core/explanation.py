@@ -36,6 +36,7 @@ class Hold(Enum):
 
 _STANCES = {
     Stance.DOWN: "down",
+    Stance.STALLED: "stalled: it answers, but makes no progress with what it has",
     Stance.STARTING: "starting",
     Stance.OUTAGE: "without a page for half a minute (outage: hold)",
 }
@@ -92,7 +93,7 @@ def explain(scheduler: Scheduler, request_id: str, now: float) -> Explanation | 
         flow_position=place.position,
         flows=place.flows,
         waited_s=now - request.arrival,
-        timeout_in_s=request.deadline - now,
+        timeout_in_s=request.expires_at - now,
         estimated_wait_s=wait_s(scheduler, request, now),
         sentence=cause.told,
         next=cause.then,
@@ -164,7 +165,7 @@ def _passed_by(turn: Turn) -> Cause:
 
 def _no_endpoint(scheduler: Scheduler, now: float) -> Cause | None:
     there = [w for w in scheduler.windows.values() if not w.removed]
-    closed = {Stance.DOWN, Stance.STARTING}
+    closed = {Stance.DOWN, Stance.STALLED, Stance.STARTING}
     if scheduler.policy.window.outage is Outage.HOLD:
         closed.add(Stance.OUTAGE)
     if not all(w.stance(now) in closed for w in there):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from extproc.core.absence import expires_at
 from extproc.core.dispatch import first_turn, next_release, turns
 from extproc.core.model import INSIDE, State
 from extproc.core.preemption import may_be_evicted
@@ -40,6 +41,10 @@ def check(scheduler: Scheduler, now: float) -> None:
         _equal(
             f"guests of {window.endpoint}", window.guests, sum(r.slots for r in here if r.guest == window.guest_turn)
         )
+    there = any(window.here(now) for window in scheduler.windows.values())
+    _equal("an endpoint is there", scheduler.absent_since is None, there)
+    late = [r.id for r in queued if r.expires_at != expires_at(scheduler, r)]
+    _equal("queued under another deadline than theirs", late, [])
     leaving = {r.id: r for r in inside if r.evicted}
     _equal("evicted and inside", scheduler.preemption.leaving, leaving)
     candidates = {r.id for r in inside if may_be_evicted(r, scheduler.by_name[r.cls].policy, scheduler.policy)}

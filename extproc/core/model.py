@@ -175,7 +175,7 @@ class PickPolicy:
 
     by: Pick = Pick.FAIRLANE
     load: float = 1.0  # less for one whose window is fuller
-    prefix: float = 1.0  # the share of the prompt that it is likely to have in its cache
+    prefix: float = 0.5  # the share of the prompt that it is likely to have in its cache
     adapter: float = 1.0  # it has the LoRA adapter loaded
     session: float = 0.5  # the session's last request went there
     kv_usage: float = 0.25  # less for one whose KV cache is fuller
@@ -313,12 +313,14 @@ class Request:
     output_tokens: float  # estimate
     max_output: int | None  # tokens
     slots: int  # engine slots that it takes: n choices run as n sequences
-    deadline: float
+    deadline: float  # by its class's timeout, or its own
     cost: float = 0.0  # estimate, set before it is queued
     timeout_s: float = math.inf  # as the client asked; the class's may be shorter
     prefix: tuple[int, ...] = ()  # chained hashes of the prompt's beginnings, shortest first
     adapter: str | None = None  # LoRA adapter that it asks for
     session: int | None = None  # hash of the conversation that it belongs to
+    queued_at: float = 0.0  # when it came here; later than `arrival` after a replay
+    expires_at: float = 0.0  # what `Deadlines` has it under
     path: tuple[str, ...] = ()  # of the nodes in the tree of tenants that it counts for, see `PoolPolicy.path`
     tells_first_byte: bool = False  # the edge will say when the first byte of the answer is out
     leaf: Any = None  # its place in the fair queue; the queue's own

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from extproc.core.absence import set_deadlines
 from extproc.core.class_queue import ClassQueue
 from extproc.core.model import INSIDE, PoolPolicy, State
 from extproc.core.policy_check import check_change
@@ -39,6 +40,7 @@ def change(scheduler: Scheduler, new: PoolPolicy, now: float) -> None:
         if cls.retired:
             retire(scheduler, cls)
     _count_held_bytes(scheduler)
+    set_deadlines(scheduler)
     for endpoint, window in scheduler.windows.items():
         inside = [r for r in scheduler.requests.values() if r.state in INSIDE and r.endpoint == endpoint]
         scheduler.windows[endpoint] = renewed(window, new.window, inside, now)
@@ -55,10 +57,10 @@ def retire(scheduler: Scheduler, cls: ClassQueue) -> None:
 
 
 def _new_deadlines(scheduler: Scheduler, cls: str, timeout_s: float) -> None:
+    """Before the queue is put in order anew, which may go by them."""
     for request in scheduler.requests.values():
         if request.cls == cls and request.state is State.QUEUED:
-            scheduler.deadlines.drop(request)
-            scheduler.deadlines.set(request, request.arrival + min(request.timeout_s, timeout_s))
+            request.deadline = request.arrival + min(request.timeout_s, timeout_s)
 
 
 def _count_held_bytes(scheduler: Scheduler) -> None:

@@ -32,7 +32,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from extproc.core import admission, charging, policy_change, settlement
+from extproc.core import absence, admission, charging, policy_change, settlement
+from extproc.core.adapters import Adapters
+from extproc.core.choice import fallbacks
 from extproc.core.class_queue import ClassQueue, note_headroom
 from extproc.core.deadlines import Deadlines
 from extproc.core.dispatch import By, Choice, asked, next_release
@@ -52,16 +54,19 @@ from extproc.core.events import (
     Scraped,
     ScrapeFailed,
     Tick,
+    TurnedAway,
     Unreachable,
     Usage,
 )
-from extproc.core.model import INSIDE, PoolPolicy, Request, Source, State, WindowPolicy
+from extproc.core.model import INSIDE, Pick, PoolPolicy, Request, Source, State, WindowPolicy
 from extproc.core.policy_check import check_policy
 from extproc.core.preemption import Preemption
 from extproc.core.prefixes import Prefixes
 from extproc.core.priority import engine_priority
+from extproc.core.sessions import Sessions
 from extproc.core.token_bucket import Buckets
 from extproc.core.windows import Window, make_window
+from extproc.core.windows.pool_load import PoolLoad
 
 MakeWindow = Callable[[str, WindowPolicy, float], Window]
 """(endpoint as "host:port", policy, now) -> its window."""
@@ -104,13 +109,19 @@ class Scheduler:
         self.counts: Counter[str] = Counter()  # what was odd: clamped usage, time that went backwards
         self.estimator = Estimator()
         self.prefixes = Prefixes()
+        self.adapters = Adapters()
+        self.sessions = Sessions()
+        self.pool_load: PoolLoad | None = None  # Envoy chooses the endpoints; None: `choice` does
         self.drain = DrainRate()
         self.preemption = Preemption()
         self.overrun = charging.Overrun()
         self.deadlines = Deadlines()
-        self._newcomer: Request | None = None  # it came with the event at hand: no deadline, no bytes held as yet
+        self.newcomer: Request | None = None  # it came with the event at hand: no deadline, no bytes held as yet
+        self._opens_at = math.inf  # when the first pause of a window ends
+        self.absent_since: float | None = None  # when the last endpoint went; None: one is there, see `absence`
         self._seq = 0
         self._now = -math.inf
+        self._endpoints_changed = True  # whether the event at hand may have made an endpoint come or go
         self._look = True  # whether the event at hand may let something go
         self._looked_at = -math.inf
         self.looked = True  # whether what may go has been looked for with the last event
@@ -121,6 +132,7 @@ class Scheduler:
             FirstToken: self._first_token,
             Usage: self._usage,
             Unreachable: self._unreachable,
+            TurnedAway: self._turned_away,
             Scraped: self._scraped,
             ScrapeFailed: self._scrape_failed,
             EndpointAdded: self._add_endpoint,
@@ -141,6 +153,11 @@ class Scheduler:
         gated = any(c.gates is not None for c in self.classes)
         # Whose turn it is follows from ranks, shares and caps alone, and only the first turn counts.
         self.plain = not (self.promotes or self._has_headroom or gated or self.policy.prefix_slack > 0)
+        by_envoy = self.policy.pick.by is Pick.ENVOY
+        if by_envoy is (self.pool_load is None):
+            self.pool_load = PoolLoad(self.windows) if by_envoy else None
+        for window in self.windows.values():
+            window.pool_load = self.pool_load
         self.preempts = any(p.preemptible for p in policies) and any(p.preempt_after_s is not None for p in policies)
 
     # -- the entry --------------------------------------------------------------------------------
@@ -162,6 +179,11 @@ class Scheduler:
         self._handlers[type(event)](event, now, effects)
         if self.overrun.first <= now:
             settlement.charge_overruns(self, now)
+        if self._opens_at <= now:
+            self._note_pauses(now)
+        if self.absent_since is not None or self._endpoints_changed:
+            self._endpoints_changed = False
+            absence.look(self, now)
         self.looked = self._look or now - self._looked_at > _LOOK_S
         if self.looked:
             self._looked_at = now
@@ -169,10 +191,10 @@ class Scheduler:
                 try:
                     self._dispatch(now, effects)
                 finally:  # also after a bug: what waits and is in half of the books could not be taken out of them
-                    if self._newcomer is not None:
-                        self._waits(self._newcomer)
-        elif self._newcomer is not None:
-            self._waits(self._newcomer)
+                    if self.newcomer is not None:
+                        self._waits(self.newcomer)
+        elif self.newcomer is not None:
+            self._waits(self.newcomer)
         # What could go has gone, were it in its last moment. What is late may have blocked others.
         if self.deadlines.first <= now and self._expire(now, effects):
             self._dispatch(now, effects)
@@ -189,6 +211,8 @@ class Scheduler:
         if due == math.inf:
             due = None
         if self.queued:
+            if self._opens_at < math.inf and (due is None or self._opens_at < due):
+                due = self._opens_at
             for cls in self.classes if self.buckets.by_path else ():
                 at = cls.queue.next_eligible_at()
                 # One whose rate lets it go already waits for something else, such as a class above it.
@@ -228,17 +252,18 @@ class Scheduler:
             cls.drain.resume(now)
         self.queued += 1
         cls.put(request, self.share_v, now)
-        self._newcomer = request
+        self.newcomer = request
         # One that is not next changes nothing for those before it, and they were looked at when they came.
         is_next = bool(root.order) if root.queued == 1 else cls.queue.peek(now) is request
         self._look = is_next or shed is not None or self.policy.prefix_slack > 0
 
     def _waits(self, newcomer: Request) -> None:
         """What may go has gone, and `newcomer` not with it."""
-        self._newcomer = None
+        self.newcomer = None
         if newcomer.state is _QUEUED:  # else a bug stopped its release half way
             self._hold_bytes(newcomer, newcomer.body_bytes)
-            self.deadlines.set(newcomer, newcomer.deadline)
+            at = newcomer.deadline if self.absent_since is None else absence.expires_at(self, newcomer)
+            self.deadlines.set(newcomer, at)
 
     # -- ends -------------------------------------------------------------------------------------
 
@@ -259,6 +284,8 @@ class Scheduler:
         window = self.windows.get(request.endpoint or "")
         if window is not None:
             window.free(request, now)
+            if self.pool_load is not None:
+                self.pool_load.free(request.slots, now)
             if window.removed and window.in_flight == 0:
                 del self.windows[window.endpoint]
         cls = self.by_name[request.cls]
@@ -307,9 +334,28 @@ class Scheduler:
 
     def _unreachable(self, event: Unreachable, now: float, _: list[Effect]) -> None:
         request = self.requests.get(event.id)
-        window = None if request is None else self.windows.get(request.endpoint or "")
+        window = self._window_of(request, event.endpoint)
         if window is not None:
             window.on_unreachable(now, broke=event.broke)
+            self._endpoints_changed = True
+            self._note_pauses(now)
+
+    def _turned_away(self, event: TurnedAway, now: float, _: list[Effect]) -> None:
+        request = self.requests.get(event.id)
+        window = self._window_of(request, event.endpoint)
+        if window is not None and request is not None:
+            counted = request.state in INSIDE and request.endpoint == window.endpoint
+            window.on_turned_away(request.slots if counted else 0, now)
+            self._note_pauses(now)
+
+    def _note_pauses(self, now: float) -> None:
+        self._opens_at = min((w.opens_at(now) for w in self.windows.values()), default=math.inf)
+
+    def _window_of(self, request: Request | None, endpoint: str | None) -> Window | None:
+        """Of the endpoint that was named, else of the one that `request` was released to."""
+        if endpoint is None:
+            endpoint = None if request is None else request.endpoint
+        return self.windows.get(endpoint or "")
 
     def _usage(self, event: Usage, now: float, effects: list[Effect]) -> None:
         request = self.requests.get(event.id)
@@ -322,18 +368,25 @@ class Scheduler:
     def _scraped(self, event: Scraped, now: float, _: list[Effect]) -> None:
         window = self.windows.get(event.endpoint)
         if window is not None:
+            lives = window.lives
             window.on_sample(event.sample, self.q_max, asked(self, now), now)
+            if window.lives != lives:
+                self._forget_sent(event.endpoint)
+            self._endpoints_changed = True
             self.overrun.on_page(event.endpoint, event.sample)
 
     def _scrape_failed(self, event: ScrapeFailed, _: float, __: list[Effect]) -> None:
         window = self.windows.get(event.endpoint)
         if window is not None:
             window.on_failure(event.refused)
+            self._endpoints_changed = True
 
     def _add_endpoint(self, event: EndpointAdded, now: float, _: list[Effect]) -> None:
         window = self.windows.get(event.endpoint)
+        self._endpoints_changed = True
         if window is None:
-            self.windows[event.endpoint] = self._make_window(event.endpoint, self.policy.window, now)
+            window = self.windows[event.endpoint] = self._make_window(event.endpoint, self.policy.window, now)
+            window.pool_load = self.pool_load
         elif window.removed:
             # Streams of its earlier life still run: their books go on, all else starts anew.
             window.revive(now)
@@ -342,11 +395,18 @@ class Scheduler:
         window = self.windows.get(event.endpoint)
         if window is None:
             return
-        self.prefixes.forget(event.endpoint)
+        self._forget_sent(event.endpoint)
         self.overrun.forget(event.endpoint)
+        self._endpoints_changed = True
         window.removed = True
         if window.in_flight == 0:
             del self.windows[event.endpoint]
+
+    def _forget_sent(self, endpoint: str) -> None:
+        """What was sent there is in no engine's memory any more."""
+        self.prefixes.forget(endpoint)
+        self.adapters.forget(endpoint)
+        self.sessions.forget(endpoint)
 
     # -- another policy ---------------------------------------------------------------------------
 
@@ -404,13 +464,13 @@ class Scheduler:
             effects.append(self._release(choice, now))
 
     def _release(self, choice: Choice, now: float) -> Release:
-        (cls, _, counts_as, _, by), request, window, most = choice
+        (cls, q, counts_as, _, by), request, window, most = choice
         charge, policy = request.cost, self.policy
         cls.queue.pop(request, charge, now)
         request.move(_RELEASED)
         self.queued -= 1
-        if request is self._newcomer:
-            self._newcomer = None
+        if request is self.newcomer:
+            self.newcomer = None
         else:
             self.deadlines.drop(request)
             self._hold_bytes(request, -request.body_bytes)
@@ -425,9 +485,18 @@ class Scheduler:
             request.guaranteed = True
             if by is _PROMOTION:
                 self.promoted_at = number
+        if self.pool_load is None:
+            others = fallbacks(self, request, window, q, cls.gates, now) if len(self.windows) > 1 else ()
+            if request.prefix:
+                self.prefixes.sent(endpoint, request.prefix, now)
+            if request.adapter is not None:
+                self.adapters.sent(endpoint, request.adapter, now)
+            if request.session is not None:
+                self.sessions.sent(request.session, endpoint)
+        else:
+            others = ()
+            self.pool_load.take(request.slots, now)
         request.guest = window.take(request, now, number=number, most=most)
-        if request.prefix:
-            self.prefixes.sent(endpoint, request.prefix, now)
         self.overrun.watch(request, policy.unit, window.pace_s)
         self.drain.count(now, charge)
         cls.drain.count(now, charge)
@@ -439,7 +508,7 @@ class Scheduler:
         if self.preempts:
             self.preemption.consider(request, cls.policy, policy)
         priority = engine_priority(counts_as, inside, policy.priority_steps)
-        return Release(request.id, endpoint, priority, tenant, request.cls, now - request.arrival)
+        return Release(request.id, endpoint, priority, tenant, request.cls, now - request.arrival, others)
 
 
 def _nothing(_: object, __: float, ___: list[Effect]) -> None:

@@ -1,19 +1,27 @@
-"""The handler of `StreamAccessLogs`: each entry trues up one request's cost."""
+"""The handler of `StreamAccessLogs`: each entry trues up one request's cost, and tells of the endpoint it went to."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from typing import Any
 
+import structlog
 from google.protobuf.message import DecodeError
 
+from extproc.core.events import Unreachable
+from extproc.core.model import Pick
 from extproc.edge import usage
+from extproc.edge.driver import PoolDriver
 from extproc.edge.gate import Gate
 from extproc.edge.lenient import log_entries
 from extproc.edge.recorder import Recorder
 from extproc.edge.request_ids import AMBIGUOUS
 from extproc.edge.tracking import Tracking
 from extproc.pb.wire.v1 import access_log_pb2
+
+log = structlog.get_logger()
+
+_WARN_EACH_S = 60.0
 
 
 class AccessLog:
@@ -23,6 +31,7 @@ class AccessLog:
         self._gate = gate
         self._tracking = tracking
         self._recorder = recorder
+        self._warned_at = float("-inf")
 
     async def stream(self, messages: AsyncIterator[bytes], _: Any) -> bytes:
         async for raw in messages:
@@ -54,10 +63,38 @@ class AccessLog:
             self._recorder.access_log("other_process")
             return
         self._recorder.access_log(matched)
-        said = usage.read(entry, ticket)
+        named = _named(driver, ticket)
+        said = usage.read(entry, ticket, named)
         if said.unedited is not None:
             self._recorder.body_edit(said.unedited)
-        if said.unreachable is not None:
-            driver.unreachable(said.unreachable)
+        if said.ignored is not None:
+            self._ignored(driver, named, said.ignored)
+        for fault in said.faults:
+            if isinstance(fault, Unreachable):
+                driver.unreachable(fault)
+            else:
+                driver.turned_away(fault)
         driver.usage(said.usage)
         self._tracking.over(ticket)
+
+    def _ignored(self, driver: PoolDriver, named: str | None, used: str) -> None:
+        """Envoy sent a request to `used` in place of `named`."""
+        self._recorder.choice_ignored(driver.name)
+        now = driver.now()
+        if now - self._warned_at >= _WARN_EACH_S:
+            self._warned_at = now
+            log.warning(
+                "choice_ignored",
+                pool=driver.name,
+                chosen=named,
+                used=used,
+                cure="Envoy's cluster must list the chosen address and use override_host with the metadata "
+                "fairlane.endpoint; or set pick: {by: envoy} for the pool",
+            )
+
+
+def _named(driver: PoolDriver, ticket: str) -> str | None:
+    """The endpoint that Envoy was told; None: none, or it is not known any more."""
+    scheduler = driver.scheduler
+    request = scheduler.requests.get(ticket)
+    return None if request is None or scheduler.policy.pick.by is Pick.ENVOY else request.endpoint

@@ -4,8 +4,9 @@ A body that is parsed and written again is another body: key order, spacing, int
 and escapes change, and so do signatures and prefix caches that hang on them. So ours are put before the closing
 brace of the outermost object. RFC 8259 leaves the meaning of a name that comes twice open; Python's json, orjson
 and pydantic take the last, so the engine reads our value and not the client's, however the client spelt the name
-("\\u0070riority"). TGI's reader, serde, refuses a name that it knows if it comes twice: it does not know `priority`,
-and `stream_options` is to be added only where the client gave none.
+("\\u0070riority"). Readers made by serde (TGI's, Dynamo's, that of vLLM's Rust frontend) refuse a name that they know
+if it comes twice: TGI does not know `priority`, `stream_options` is to be added only where the client gave none, and
+`model` cannot be rewritten for any of them.
 
 Nothing is parsed. A broken body stays broken: wherever its fault is, the text in front of ours ends in what no
 JSON can go on from. Bodies that begin or end with something else than a brace are not touched: compressed ones,
@@ -17,17 +18,22 @@ from __future__ import annotations
 
 import re
 
+import orjson
+
 _BLANK = b" \t\r\n"  # JSON's white space; bytes.strip() would also take form feeds
 _OPEN = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*\{")  # Python's json.loads(bytes) accepts a byte order mark
 _EMPTY = re.compile(rb"[ \t\r\n]*\}")
 
 
-def members(priority: int | None = None, include_usage: bool = False) -> bytes:
+def members(priority: int | None = None, include_usage: bool = False, model: str | None = None) -> bytes:
     """The text for `append_members`: members of a JSON object without braces and without a leading comma.
 
-    `include_usage` replaces the whole `stream_options`. An engine refuses it on a request that is no stream.
+    `include_usage` replaces the whole `stream_options`. An engine refuses it on a request that is no stream. `model`
+    replaces the client's.
     """
     parts = []
+    if model is not None:
+        parts.append(b'"model":' + orjson.dumps(model))
     if priority is not None:
         parts.append(b'"priority":%d' % priority)
     if include_usage:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 
 import structlog
@@ -19,6 +19,7 @@ from extproc.core.events import (
     Effect,
     End,
     EndpointAdded,
+    EndpointRemoved,
     Event,
     Evict,
     FirstByte,
@@ -29,12 +30,14 @@ from extproc.core.events import (
     Scraped,
     ScrapeFailed,
     Tick,
+    TurnedAway,
     Unreachable,
     Usage,
 )
 from extproc.core.model import PoolPolicy, Sample, State
 from extproc.core.reasons import Reason
 from extproc.core.scheduler import Scheduler
+from extproc.core.windows import Stance
 from extproc.edge.recorder import Recorder, Tape
 
 log = structlog.get_logger()
@@ -65,7 +68,7 @@ class PoolDriver:
     def __init__(
         self,
         policy: PoolPolicy,
-        endpoints: list[str],
+        endpoints: Iterable[str],
         loop: asyncio.AbstractEventLoop,
         recorder: Recorder,
         tape: Tape | None = None,
@@ -85,13 +88,38 @@ class PoolDriver:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
         self._changed = asyncio.Event()  # set at the end of each stream
-        self._on_busy: list[Callable[[], None]] = []
+        self._on_busy: dict[str, Callable[[], None]] = {}
+        self._on_release: dict[str, Callable[[], None]] = {}
         for endpoint in endpoints:
             self._apply(EndpointAdded(endpoint))
 
-    def on_busy(self, call: Callable[[], None]) -> None:
-        """`call` when a request comes to an idle pool: its readings are old."""
-        self._on_busy.append(call)
+    def add_endpoint(
+        self, endpoint: str, on_busy: Callable[[], None] | None = None, on_release: Callable[[], None] | None = None
+    ) -> None:
+        """`on_busy` is called when a request comes to an idle pool, or is the first that has to wait: readings are old
+        then; `on_release` when one is released to the endpoint. An endpoint that is added again begins anew."""
+        if on_busy is not None:
+            self._on_busy[endpoint] = on_busy
+        if on_release is not None:
+            self._on_release[endpoint] = on_release
+        self._apply_safely(EndpointAdded(endpoint))
+
+    def remove_endpoint(self, endpoint: str) -> None:
+        """What runs there goes on."""
+        self._on_busy.pop(endpoint, None)
+        self._on_release.pop(endpoint, None)
+        self._apply_safely(EndpointRemoved(endpoint))
+
+    def stance(self, endpoint: str) -> Stance | None:
+        """None: it is no endpoint of the pool."""
+        window = self.scheduler.windows.get(endpoint)
+        return None if window is None or window.removed else window.stance(self.now())
+
+    def busy_at(self, endpoint: str) -> bool:
+        """Whether the endpoint's readings matter now: something is held, or runs there."""
+        scheduler = self.scheduler
+        window = scheduler.windows.get(endpoint)
+        return scheduler.queued > 0 or (window is not None and window.in_flight > 0)
 
     # The scheduler's clock. Not the loop's: some loops keep theirs in whole milliseconds.
     now = staticmethod(time.monotonic)
@@ -110,9 +138,7 @@ class PoolDriver:
     def arrive(self, event: Arrive) -> asyncio.Future[Outcome]:
         """The future is done at once when the request may go at once, or is refused. It raises
         VerdictLostError after a fault."""
-        if not self.busy:
-            for call in self._on_busy:
-                call()
+        idle, held = not self.busy, self.scheduler.queued > 0
         waiter: asyncio.Future[Outcome] = self._loop.create_future()
         self._waiters[event.id] = waiter
         try:
@@ -122,6 +148,9 @@ class PoolDriver:
             self._apply_safely(End(event.id))  # it may stand in the books already, and its client has not left
             self._tell_the_lost()
             raise
+        if idle or (not held and self.scheduler.queued > 0):
+            for call in self._on_busy.values():
+                call()
         return waiter
 
     def end(self, request_id: str, how: Interrupted = Interrupted.LEFT) -> None:
@@ -169,6 +198,9 @@ class PoolDriver:
     def unreachable(self, event: Unreachable) -> None:
         self._apply_safely(event)
 
+    def turned_away(self, event: TurnedAway) -> None:
+        self._apply_safely(event)
+
     def scraped(self, endpoint: str, sample: Sample) -> None:
         self._apply_safely(Scraped(endpoint, sample))
 
@@ -214,6 +246,8 @@ class PoolDriver:
             if self.verbose and isinstance(effect, Release):
                 log.debug("released", ticket=effect.id, tenant=effect.tenant, endpoint=effect.endpoint)
             if isinstance(effect, _VERDICTS):
+                if isinstance(effect, Release) and (told := self._on_release.get(effect.endpoint)) is not None:
+                    told()
                 waiter = self._waiters.pop(effect.id, None)
                 if waiter is not None and not waiter.done():
                     waiter.set_result(effect)

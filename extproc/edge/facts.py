@@ -50,6 +50,10 @@ class Facts:
     arrival: float | None  # seconds since the epoch, by Envoy's clock; None: Envoy did not say
 
     @property
+    def is_form(self) -> bool:
+        return self.headers.get("content-type", "").lstrip().lower().startswith("multipart/")
+
+    @property
     def compressed(self) -> bool:
         """So its header says; engines do not look at it."""
         return self.headers.get("content-encoding", "").strip().lower() not in ("", "identity")

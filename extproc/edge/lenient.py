@@ -41,6 +41,9 @@ def log_entries(raw: bytes) -> list[access_log_pb2.HTTPAccessLogEntry]:
         common.intermediate_log_entry = told.intermediate_log_entry
         if told.response_flags:
             common.response_flags.ParseFromString(told.response_flags)
+        common.upstream_request_attempt_count = told.upstream_request_attempt_count
+        if told.upstream_remote_address:
+            common.upstream_remote_address.ParseFromString(told.upstream_remote_address)
         if told.time_to_last_downstream_tx_byte:
             common.time_to_last_downstream_tx_byte.ParseFromString(told.time_to_last_downstream_tx_byte)
         entry.response.ParseFromString(lenient.response)

@@ -47,6 +47,9 @@ class Recorder(Protocol):
     def fault(self, where: str) -> None:
         """Something inside Fairlane went wrong."""
 
+    def choice_ignored(self, pool: str) -> None:
+        """Envoy sent a request to another endpoint than the one that it was told."""
+
     def access_log(self, kind: str) -> None:
         """An entry came: `matched`, `matched_by_id`, `ambiguous`, `no_ticket`, `intermediate`, `other_process`,
         `malformed`."""

@@ -47,9 +47,11 @@ class Grant:
     """What a released request takes with it."""
 
     headers: Mapping[str, str]
-    endpoint: str
+    remove: tuple[str, ...]  # names of headers
+    address: str | None  # of the endpoint, see `release_answer`; None: Envoy chooses
     members: bytes  # to append to its JSON body; empty: the body stays as it is
     compressed: bool  # its header says so
+    untouched: bool = False  # Envoy's Lua filter is to leave its body alone, too
 
 
 class TooLargeError(Exception):
@@ -139,12 +141,12 @@ class AtHeaders:
         return facts
 
     def release(self, grant: Grant) -> Awaitable[None]:
-        append = ""
+        append = None
         if self._body_follows:
             self._members, self._compressed = grant.members, grant.compressed
-        elif grant.members:
+        elif grant.members or grant.untouched:
             append = grant.members.decode()
-        return self._exchange.answer(release(grant.headers, grant.endpoint, append))
+        return self._exchange.answer(release(grant.headers, grant.address, append, grant.remove))
 
     def pass_on(self) -> Awaitable[None]:
         return self._exchange.answer(CONTINUE_HEADERS)
@@ -207,7 +209,7 @@ class AtBody:
             await self._exchange.answer(_NOT_UTF8)
             return
         edited = _edited(body, grant.members, grant.compressed, self._recorder) if grant.members else None
-        await self._exchange.answer(request_body_answer(grant.headers, (), grant.endpoint, edited))
+        await self._exchange.answer(request_body_answer(grant.headers, grant.remove, grant.address, edited))
 
     async def pass_on(self) -> None:
         self.close()
@@ -271,7 +273,7 @@ class Duplex:
             await self._exchange.answer(_NOT_UTF8)
             return
         edited = _edited(bytes(self._body), grant.members, grant.compressed, self._recorder) if grant.members else None
-        await self._exchange.write(release(grant.headers, grant.endpoint))
+        await self._exchange.write(release(grant.headers, grant.address, None, grant.remove))
         await self._give_back(bytes(self._body) if edited is None else edited)
 
     async def pass_on(self) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from extproc.core.events import Usage
+from extproc.core.events import TurnedAway, Usage
 from extproc.core.model import Source
 from extproc.edge.exchange import Exchange
 from extproc.edge.gate import Queue
+from extproc.edge.no_room import CODES
 from extproc.edge.shape import FIRST_BYTE, NONE
 from extproc.edge.sse_meter import Meter
 from extproc.edge.wire import go_on, headers_of, response_body_answer, streamed_body
 from extproc.pb.wire.v1 import ext_proc_pb2
+
+_UPSTREAM_TIME = "x-envoy-upstream-service-time"  # Envoy adds it to what comes from an upstream, unless told not to
 
 
 class ResponseSide:
@@ -17,12 +20,14 @@ class ResponseSide:
 
     def __init__(self, exchange: Exchange, place: Queue | None) -> None:
         self._duplex = exchange.shape.duplex_response
+        self._unlogged = exchange.shape.unlogged
         self._metered = place is not None and exchange.shape.response_body != NONE
         self._first_byte = place is not None and FIRST_BYTE in exchange.shape.words
         self._place = place
         self._meter: Meter | None = None
         self._ended = False
         self._code = 0
+        self._by_engine = False  # the answer came from it, and not from Envoy itself
         self._token_seen = False
 
     def answers(self, kind: str, message: ext_proc_pb2.ProcessingRequest) -> list[bytes]:
@@ -46,10 +51,13 @@ class ResponseSide:
             return
         if self._first_byte:
             place.driver.first_byte(place.event.id)
-        if self._metered and not message.end_of_stream:
-            headers = headers_of(message)
-            status = headers.get(":status", "")
-            self._code = int(status) if status.isdigit() else 0
+        if not self._metered:
+            return
+        headers = headers_of(message)
+        status = headers.get(":status", "")
+        self._code = int(status) if status.isdigit() else 0
+        self._by_engine = _UPSTREAM_TIME in headers
+        if not message.end_of_stream:
             self._meter = Meter(
                 headers.get("content-type", ""),
                 headers.get("content-encoding", ""),
@@ -70,6 +78,14 @@ class ResponseSide:
         if self._duplex:
             return streamed_body("response_body", out, last)
         return (go_on("response_body") or b"") if out is body else response_body_answer(out)
+
+    def turned_away(self) -> TurnedAway | None:
+        """The engine has said that it has no room, and no access log will tell."""
+        if self._place is None or not self._unlogged:
+            return None
+        shed = self._meter is not None and self._meter.result.no_room
+        refused = self._code in CODES and self._by_engine
+        return TurnedAway(self._place.event.id) if shed or refused else None
 
     def usage(self) -> Usage | None:
         """What was counted; None: nothing was, and others may know more."""

@@ -28,6 +28,7 @@ from typing import Any
 import orjson
 
 from extproc.core.model import MAX_TOKENS
+from extproc.edge.no_room import says_no_room
 
 MAX_EVENT = 1 << 20  # bytes of one event's data
 MAX_HELD = 1 << 16  # bytes of an event that may be dropped; usage has some hundred
@@ -50,6 +51,7 @@ class Metered:
     cached_tokens: int | None
     error: bool  # the engine reported an error
     done: bool  # the answer came to its proper end
+    no_room: bool = False  # the error says that the engine is full
 
 
 class Meter:
@@ -97,6 +99,7 @@ class _Tally:
 
     def __init__(self) -> None:
         self.error = False
+        self.no_room = False
         self.done = False
         self._prompt: int | None = None  # OpenAI's: all of it
         self._input: int | None = None  # Anthropic's: what was neither read from the cache nor written to it
@@ -110,17 +113,19 @@ class _Tally:
         if "response" in parsed:
             response = _object(parsed, "response")
             self._usage(_object(response, "usage"))
-            self.error = self.error or _failed(response)
+            if _failed(response):
+                self._failure(response)
         if "message" in parsed:
             # The output of message_start is no count but a beginning: a client that leaves after it has had more.
             self._inputs(_object(_object(parsed, "message"), "usage"))
         if "details" in parsed:
             self._tgi(_object(parsed, "details"))
-        self.error = self.error or _failed(parsed)
         kind = parsed.get("type")
+        if _failed(parsed) or kind == "error":
+            self._failure(parsed)
         if not isinstance(kind, str):
             return
-        self.error = self.error or kind in ("error", "response.failed")
+        self.error = self.error or kind == "response.failed"
         self.done = self.done or kind in _ENDS
 
     def _usage(self, usage: dict[str, Any]) -> None:
@@ -139,6 +144,16 @@ class _Tally:
         self._cached = self._cached if cached is None else cached
         self._output = self._output if output is None else output
         self._inputs(usage)
+
+    def _failure(self, holder: dict[str, Any]) -> None:
+        """`holder` has an error. TGI's is a text with its type beside it; that of /v1/responses has its code there."""
+        self.error = True
+        error = holder.get("error")
+        if isinstance(error, dict):
+            code, kind = error.get("code"), error.get("type")
+        else:
+            code, kind = holder.get("code"), holder.get("error_type")
+        self.no_room = self.no_room or says_no_room(code, kind)
 
     def _inputs(self, usage: dict[str, Any]) -> None:
         self._input = _last(self._input, usage.get("input_tokens"))
@@ -162,7 +177,7 @@ class _Tally:
         if prompt is None and self._input is not None:
             prompt = min(self._input + (self._cache_read or 0) + (self._cache_written or 0), MAX_TOKENS)
         cached = self._cache_read if cached is None else cached
-        return Metered(prompt, self._output, cached, self.error, self.done)
+        return Metered(prompt, self._output, cached, self.error, self.done, self.no_room)
 
 
 def _object(holder: dict[str, Any], key: str) -> dict[str, Any]:

@@ -52,6 +52,7 @@ from extproc.edge.shape import FIRST_BYTE, HOLD, TRACK, shape_of
 from extproc.edge.silence import Silence
 from extproc.edge.tracking import Tracking
 from extproc.edge.usage import TICKET
+from extproc.edge.ways import number
 from extproc.edge.wire import go_on, headers_of
 from extproc.pb.wire.v1 import ext_proc_pb2
 
@@ -71,6 +72,9 @@ class ExternalProcessor:
         self._ends: set[asyncio.Future[None]] = set()  # of streams that are only waited out
         self._letting_go: Interrupted | None = None
         requests = gate.config.requests
+        # Envoy's Lua filter then gives each body that nothing is said of a priority of its own: right where nobody was
+        # asked, wrong where none is to be told.
+        self._lua_appends = any(pool.priority_via in ("body", "both") for pool in gate.config.pools)
         self._limits = Limits(requests.max_body, Buffer(requests.max_buffered), gate.tenant_of)
         self._silence = Silence(_SILENCE_S, self._hang_up)
         self._hanging_up: set[asyncio.Task[None]] = set()
@@ -266,20 +270,32 @@ class ExternalProcessor:
             place.driver.on_evict(place.event.id, exchange.evict)
 
     def _grant(self, verdict: Release, place: Queue, facts: Facts) -> Grant:
-        via, wait_ms = place.pool.priority_via, verdict.waited_s * 1000
+        ways, wait_ms = self._gate.ways[place.pool.name], verdict.waited_s * 1000
         headers = {
             TICKET: verdict.id,
             CLASS: verdict.cls,
             QUEUE_MS: str(round(wait_ms)),
-            ENDPOINT: verdict.endpoint,
             TIMING: f"queue;dur={wait_ms:.1f}",
         }
-        if via in ("auto", "header", "both"):
-            headers[PRIORITY] = str(verdict.priority)
+        address: str | None = None
+        remove: tuple[str, ...] = ()
+        if place.pool.pick.by == "envoy":
+            way, remove = ways.common, (ENDPOINT,)
+        else:
+            way, address = ways.of(verdict.endpoint), verdict.endpoint
+            headers[ENDPOINT] = address
+            if verdict.fallbacks:
+                address = ",".join((address, *verdict.fallbacks))
+        told = number(way, verdict.priority)
+        if way.header:
+            headers[PRIORITY] = str(told)
+        else:
+            remove = (*remove, PRIORITY)
         edit = b""
-        if via in ("body", "both") or place.usage_injected:
-            edit = members(verdict.priority if via in ("body", "both") else None, place.usage_injected)
-        return Grant(headers, verdict.endpoint, edit, facts.compressed)
+        if way.body or place.usage_injected or place.model is not None:
+            edit = members(told if way.body else None, place.usage_injected, place.model)
+        untouched = self._lua_appends and not (way.header or way.body)
+        return Grant(headers, remove, address, edit, facts.compressed, untouched)
 
     async def _follow(
         self,
@@ -307,6 +323,9 @@ class ExternalProcessor:
                         await exchange.write(answer)
                 message = await exchange.read()
         finally:
+            refused = response.turned_away()
+            if refused is not None and exchange.place is not None:
+                exchange.place.driver.turned_away(refused)
             counted = response.usage()
             if counted is not None and exchange.place is not None:
                 exchange.place.driver.usage(counted)

@@ -1,16 +1,27 @@
-"""What an access-log entry says about a request's tokens.
+"""What an access-log entry says about a request's tokens, and about the endpoint that it went to.
 
-Facts that shaped it: a stream that the engine sheds ends as 200 with an SSE error, and only the metadata
-shows it; a client that leaves a plain request gives code 0; tokens of an abandoned stream come only if
-the stream carried them in every chunk; `/v1/messages` abandoned gives the prompt alone.
+Facts that shaped it:
+- A stream that the engine sheds ends as 200 with an SSE error, and only the metadata shows it.
+- A client that leaves a plain request gives code 0; tokens of an abandoned stream come only if the stream carried them
+  in every chunk; `/v1/messages` abandoned gives the prompt alone.
+- A 503 may be the engine's, Envoy's or Fairlane's own. Only the engine's has the details `via_upstream`; flags do not
+  tell, as Envoy adds one (URX) to an engine's answer when its retries are used up.
+- The entry has how often Envoy tried, and the endpoint that it tried last. An address that its cluster does not have is
+  stepped over without being counted as a try.
+- Why an earlier try failed is not in the entry. Nothing but a refused connection is tried again, unless Envoy is told
+  to retry an engine's 429 and 503 as well; so the endpoint that was named is taken for one that cannot be reached until
+  its next page, which is as long as a pause would be.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
-from extproc.core.events import Unreachable, Usage
+from extproc.config.units import ip_port
+from extproc.core.events import TurnedAway, Unreachable, Usage
 from extproc.core.model import MAX_TOKENS, Source
+from extproc.edge.no_room import CODES, says_no_room
 from extproc.edge.wire import Scalar, scalars
 from extproc.pb.wire.v1 import access_log_pb2
 
@@ -27,7 +38,8 @@ class Said:
     """What an entry says of its request."""
 
     usage: Usage
-    unreachable: Unreachable | None  # the endpoint did not take the connection, or broke it
+    faults: tuple[Unreachable | TurnedAway, ...]  # of endpoints: which did not take the request, or broke off
+    ignored: str | None  # where it went in place of the endpoint that was named, though Envoy tried once only
     unedited: str | None  # why Envoy's Lua filter left a body as it was that was to be edited
 
 
@@ -35,23 +47,61 @@ _NOTHING: dict[str, Scalar] = {}
 _UNEDITED = ("compressed", "no_object")  # it becomes a label, so nothing else gets through
 
 
-def read(entry: access_log_pb2.HTTPAccessLogEntry, ticket: str) -> Said:
-    """Never raises for what an engine can send."""
+def read(entry: access_log_pb2.HTTPAccessLogEntry, ticket: str, named: str | None = None) -> Said:
+    """Never raises for what an engine can send. `named`: the endpoint that its release named, as "ip:port"; None: it is
+    not known any more, or Envoy chose."""
     common = entry.common_properties
     metadata = common.metadata.filter_metadata
     told = metadata.get(USAGE)
     fields = _NOTHING if told is None else scalars(told)
     flags = common.response_flags if common.HasField("response_flags") else None
     why = fields.get("body_edit")
+    used = _endpoint(common)
+    elsewhere = used is not None and used != named
+    faults: list[Unreachable | TurnedAway] = []
+    ignored = None
+    if elsewhere and named is not None:
+        if common.upstream_request_attempt_count > 1:
+            faults.append(Unreachable(ticket))
+        elif common.upstream_request_attempt_count == 1:
+            ignored = used
+    fault = (None if flags is None else _unreachable(flags, ticket)) or _turned_away(entry, ticket, fields)
+    if fault is not None:
+        faults.append(replace(fault, endpoint=used) if elsewhere else fault)
     return Said(
         _usage(entry, ticket, fields, flags),
-        None if flags is None else _unreachable(flags, ticket),
+        tuple(faults),
+        ignored,
         why if isinstance(why, str) and why in _UNEDITED else None,
     )
 
 
+def _endpoint(common: access_log_pb2.AccessLogCommon) -> str | None:
+    """That Envoy tried last."""
+    if not common.HasField("upstream_remote_address"):
+        return None
+    at = common.upstream_remote_address.socket_address
+    return _spelt(at.address, at.port_value)
+
+
+@lru_cache(maxsize=4096)
+def _spelt(address: str, port: int) -> str | None:
+    try:
+        return ip_port(f"[{address}]:{port}" if ":" in address else f"{address}:{port}")
+    except ValueError:
+        return None  # a socket of another kind
+
+
+def _turned_away(entry: access_log_pb2.HTTPAccessLogEntry, ticket: str, fields: dict[str, Scalar]) -> TurnedAway | None:
+    code = entry.response.response_code.value
+    if code < 400:
+        found = bool(fields) and says_no_room(fields.get("error_code"), fields.get("error_type"))
+    else:
+        found = code in CODES and entry.response.response_code_details == "via_upstream"
+    return TurnedAway(ticket) if found else None
+
+
 def _unreachable(flags: access_log_pb2.ResponseFlags, ticket: str) -> Unreachable | None:
-    """Where Envoy went on to another endpoint and got an answer there, the next scrape finds out."""
     if flags.downstream_connection_termination or flags.downstream_remote_reset:
         return None  # the client left first
     if flags.upstream_connection_failure:

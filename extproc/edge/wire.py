@@ -92,19 +92,20 @@ def request_headers_answer(headers: Mapping[str, str], remove: Iterable[str] = (
 def request_body_answer(
     headers: Mapping[str, str],
     remove: Iterable[str] = (),
-    endpoint: str | None = None,
+    address: str | None = None,
     body: bytes | None = None,
 ) -> bytes:
-    """The answer to a buffered request body. `body`: instead of what came; Envoy wants its length with it."""
+    """The answer to a buffered request body. `address`: as in `release_answer`. `body`: instead of what came; Envoy
+    wants its length with it."""
     if body is not None:
         headers = {**headers, "content-length": str(len(body))}
     common = ext_proc_pb2.CommonResponse(header_mutation=header_mutation(headers, remove))
     if body is not None:
         common.body_mutation.body = body
     answer = ext_proc_pb2.ProcessingResponse(request_body=ext_proc_pb2.BodyResponse(response=common))
-    if endpoint is not None:
+    if address is not None:
         place = answer.dynamic_metadata.fields["fairlane.endpoint"].struct_value.fields["address"]
-        place.string_value = endpoint
+        place.string_value = address
     return answer.SerializeToString()
 
 

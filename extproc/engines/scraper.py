@@ -1,67 +1,50 @@
 """Reads one endpoint's metrics page again and again, and hands on samples and failures.
 
-Each endpoint has a scraper of its own, with its own connection: a slow engine delays nobody else's reading. At most one
-request is under way, and an engine is asked for at most half of the time: rendering the page costs vLLM's API server
-time that it serves tokens with (about 14 ms of its event loop for the full page, 2 ms for one that is filtered to the
-names we read, `/metrics/?name[]=...`, where the slash before the question mark matters).
+Each endpoint has a scraper of its own, with its own connection, which is kept: a slow engine delays nobody else's
+reading. At most one request is under way, and an engine is asked for at most half of the time; `rhythm` says when.
 
-vLLM answers the filter with an empty page when several processes share the metrics. Then the full page is read in its
-place, and the filter is tried again after five minutes.
+A full vLLM page costs about 14 ms of its API server's event loop (twice that under load), one that is filtered to the
+names we read 2 ms: `/metrics/?name[]=...`, where the slash before the question mark matters. vLLM answers the filter
+with 200 and an empty page when several processes share the metrics (several API servers, data parallelism). So it is
+the content that decides: where the series are not on the filtered page, the full one is read in its place in the same
+scrape, and the filter is tried again after five minutes.
 
-While requests are held or in flight the endpoint is read every `interval_s`, else every `idle_interval_s`; `wake` ends
-an idle pause. A failure is reported, never repaired by a guess: what to do without readings is the window's business.
-Nothing that a page, a network or a callback does ends the loop; only cancellation does.
+Which engine answers is found out from the page (`dialect="auto"`), by the paths of all known ones until one is found.
+From then on it is looked for first as the one that it was, and anew when the page is not its own: another engine may
+have taken over the address.
+
+An engine at rest sends the same bytes again and again. They are not parsed again, which saves an idle endpoint a third
+of its cost.
+
+A failure is reported, never repaired by a guess: what to do without readings is the window's business. Nothing that a
+page, a network or a callback does ends the loop; only cancellation does. CPU: `fairlane bench scrape`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import random
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import aiohttp
 import structlog
+from yarl import URL
 
 from extproc.core.model import Sample
-from extproc.engines.dialect import ALL_SAMPLE_NAMES, Dialect, MissingSignalError, Reading, detect
+from extproc.engines.access import Access
+from extproc.engines.dialects import ALL_SAMPLE_NAMES, PATHS, Dialect, MissingSignalError, Reading, detect
 from extproc.engines.exposition import MetricsError, Samples, parse
+from extproc.engines.page import MAX_PAGE_BYTES, FailureKind, Form, PageError, fetch, nature
+from extproc.engines.rhythm import Rhythm
 
-MAX_PAGE_BYTES: Final = 4 * 1024 * 1024  # a vLLM page has 60 KB; with many LoRA adapters some hundreds
+__all__ = ["FailureKind", "Form", "ScrapeFailure", "Scraper"]
+
 FILTER_RETRY_S: Final = 300.0
 TELL_AGAIN_S: Final = 60.0
-_JITTER: Final = 0.1  # of a pause, so that scrapers do not march in step
-_CHUNK_BYTES: Final = 65_536
-_HEADERS: Final = {
-    # compressing costs the engine's event loop more than the bytes cost the network
-    "Accept-Encoding": "identity",
-    "Accept": "text/plain;version=0.0.4",
-    "User-Agent": "fairlane",
-}
-
-
-_NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
-
-
-class FailureKind(StrEnum):
-    REFUSED = "refused"  # no connection, or it was closed without an answer
-    TIMEOUT = "timeout"
-    STATUS = "status"  # not 200; redirects are not followed
-    MALFORMED = "malformed"  # not HTTP, cut off, or a wanted sample that cannot be read
-    MISSING = "missing"  # 200 without the series, or with values that cannot be true
-    TOO_LARGE = "too_large"
-
-
-class Form(StrEnum):
-    """Which page is read."""
-
-    FILTERED = "filtered"
-    FULL = "full"
+_MOST_KEPT_BYTES: Final = 256 * 1024  # of a page, to be known again
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,30 +54,16 @@ class ScrapeFailure:
     at: float  # clock time of the failure, seconds
 
 
-class _ScrapeError(Exception):
-    def __init__(
-        self, kind: FailureKind, message: str, *, status: int | None = None, ignored: Mapping[str, int] = _NOTHING
-    ) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.status = status
-        self.ignored = ignored
-
-    @property
-    def may_be_the_filter(self) -> bool:
-        """Whether the full page is worth asking for: no answer or a server's fault says nothing about the filter."""
-        if self.status is not None:
-            return self.status < 500
-        return self.kind in (FailureKind.MISSING, FailureKind.MALFORMED)
-
-
 class Scraper:
     """Scrapes one endpoint until cancelled. To be used from one event loop.
 
-    `dialect`: the engine's, or "auto" to find it out from the full page. Times in seconds, by `clock`. `busy` says
-    whether requests wait for or are with the endpoint. The callbacks are called in the loop and must not block.
+    `base_url`: as `access.base_url` gives it. `dialect`: the engine's, or "auto". Times in seconds, by `clock`. `busy`
+    says whether requests wait for or are with the endpoint. The callbacks are called in the loop and must not block.
+    `on_engine` is called, before the sample is handed on, when a dialect is read for the first time and whenever
+    another engine may be there: the page is of another dialect, or nothing had listened in between.
 
-    The public attributes are for telemetry and are written by the scraper alone.
+    The public attributes are for telemetry and are written by the scraper alone. Raises ValueError for a URL that is
+    none.
     """
 
     def __init__(
@@ -102,6 +71,7 @@ class Scraper:
         endpoint_name: str,
         base_url: str,
         *,
+        access: Access | None = None,
         dialect: Dialect | Literal["auto"] = "auto",
         interval_s: float,
         idle_interval_s: float,
@@ -110,9 +80,11 @@ class Scraper:
         on_failure: Callable[[ScrapeFailure], object],
         busy: Callable[[], bool],
         clock: Callable[[], float],
+        on_engine: Callable[[Dialect], object] | None = None,
         max_page_bytes: int = MAX_PAGE_BYTES,
     ) -> None:
         self.endpoint_name = endpoint_name
+        self.on_engine = on_engine
         self.scrapes = 0
         self.failures: Counter[FailureKind] = Counter()
         self.faults = 0  # exceptions of callbacks or our own: mistakes in the code
@@ -127,12 +99,13 @@ class Scraper:
         self.kv_capacity_tokens: int | None = None
 
         self._auto = dialect == "auto"
-        parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"endpoint {endpoint_name}: {base_url!r} is no http or https URL")
-        self._full_url = base_url.rstrip("/") + "/metrics"
-        self._interval_s = interval_s
-        self._idle_interval_s = idle_interval_s
+        self._access = access or Access()
+        self._base_url = base_url
+        try:
+            self._access.page_url(base_url, "/")
+        except ValueError as error:
+            raise ValueError(f"endpoint {endpoint_name}: {error}") from None
+        self._urls: dict[tuple[str, str | None], URL] = {}
         self._timeout_s = timeout_s
         self._max_page_bytes = max_page_bytes
         self._on_sample = on_sample
@@ -140,8 +113,11 @@ class Scraper:
         self._busy = busy
         self._clock = clock
 
-        self._woken = asyncio.Event()
+        self._rhythm = Rhythm(interval_s, idle_interval_s)
         self._filter_retry_at = float("-inf")
+        self._last: tuple[Dialect, bytes, Reading] | None = None
+        self._engine: Dialect | None = None  # that `on_engine` was told last; None: it is to be told
+        self._lacks_told: Dialect | None = None
         self._told: FailureKind | None = None  # the failure that the log speaks of last; None: all is well
         self._told_at: dict[FailureKind, float] = {}
         self._last_fault = ""
@@ -150,23 +126,25 @@ class Scraper:
     def wake(self) -> None:
         """Ends an idle pause: a request has come. The next reading follows at once, though never sooner than
         `interval_s` after the one before."""
-        self._woken.set()
+        self._rhythm.wake()
+
+    def released(self) -> None:
+        """One request was released to the endpoint: after several, the next reading comes as soon as it can show
+        them."""
+        self._rhythm.released()
 
     async def run(self) -> None:
         """Scrapes until cancelled."""
-        loop = asyncio.get_running_loop()
-        connector = aiohttp.TCPConnector(limit=1)
-        async with aiohttp.ClientSession(
-            connector=connector, headers=_HEADERS, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
-        ) as session:
+        self._access.tell_risks(self.endpoint_name)
+        async with aiohttp.ClientSession(**self._access.session()) as session:
             while True:
-                began = loop.time()
-                self._woken.clear()
+                self._rhythm.asked()
                 try:
+                    await self._access.refresh()
                     await self._scrape(session)
                 except Exception as error:
                     self._fault(error)
-                await self._pause(loop.time() - began)
+                await self._rhythm.pause(self._is_busy())
 
     # one scrape
 
@@ -175,7 +153,7 @@ class Scraper:
         started = self._clock()
         try:
             reading = await self._reading(session, started)
-        except _ScrapeError as error:
+        except PageError as error:
             self._count_ignored(error.ignored)
             self._failed(ScrapeFailure(error.kind, str(error), self._clock()))
             return
@@ -187,12 +165,11 @@ class Scraper:
         dialect = self.dialect
         if dialect is None or not dialect.filters or started < self._filter_retry_at:
             return await self._full(session, started)
-        names = "&".join("name[]=" + quote(name, safe=":") for name in sorted(dialect.sample_names))
         try:
-            page = await self._page(session, f"{self._full_url}/?{names}")
-            reading = _read(dialect, _parse(page, dialect.sample_names), started)
-        except _ScrapeError as error:
-            if not error.may_be_the_filter:
+            page = await self._page(session, self._url(dialect.path, dialect))
+            reading = self._read(dialect, page, started)
+        except PageError as error:
+            if not error.may_be_the_address:
                 raise
             started = self._clock()
             reading = await self._full(session, started)
@@ -203,36 +180,79 @@ class Scraper:
         return reading
 
     async def _full(self, session: aiohttp.ClientSession, started: float) -> Reading:
-        dialect = self.dialect
-        page = await self._page(session, self._full_url)
-        samples = _parse(page, ALL_SAMPLE_NAMES if self._auto or dialect is None else dialect.sample_names)
-        if self._auto:
-            dialect = detect(samples)  # anew each time: another engine may have taken over the address
+        if not self._auto and self.dialect is not None:
+            page = await self._page(session, self._url(self.dialect.path))
+            reading = self._read(self.dialect, page, started)
+            self._use(self.dialect, Form.FULL)
+            return reading
+        first: PageError | None = None
+        for url in self._places():
+            try:
+                page = await self._page(session, url)
+                dialect, samples = self._whose(page)
+                reading = self._read(dialect, page, started, samples)
+            except PageError as error:
+                first = first or error
+                if not error.may_be_the_address:
+                    break
+                started = self._clock()
+                continue
+            self._use(dialect, Form.FULL)
+            return reading
+        raise first or PageError(FailureKind.MISSING, "no engine is known")
+
+    def _places(self) -> list[URL]:
+        """Where the page may be: where it was, then where other engines have theirs."""
+        was = [] if self.dialect is None else [self.dialect.path]
+        return list(dict.fromkeys(self._url(path) for path in (*was, *PATHS)))
+
+    def _whose(self, page: bytes) -> tuple[Dialect, Samples | None]:
+        """The dialect of a page, and what it was parsed to, unless it is the last page again."""
+        if self.dialect is not None:
+            if self._is_last(self.dialect, page):
+                return self.dialect, None
+            samples = _parse(page, self.dialect.sample_names)
+            if self.dialect.speaks(samples):
+                return self.dialect, samples
+        samples = _parse(page, ALL_SAMPLE_NAMES)
+        dialect = detect(samples)
         if dialect is None:
-            raise _ScrapeError(FailureKind.MISSING, "the page has no known engine's running or waiting requests")
-        reading = _read(dialect, samples, started)
-        self._use(dialect, Form.FULL)
+            raise PageError(
+                FailureKind.MISSING, f"the page has no known engine's running or waiting requests{nature(page)}"
+            )
+        return dialect, samples
+
+    def _is_last(self, dialect: Dialect, page: bytes) -> bool:
+        return self._last is not None and self._last[0] is dialect and self._last[1] == page
+
+    def _read(self, dialect: Dialect, page: bytes, started: float, samples: Samples | None = None) -> Reading:
+        if self._last is not None and self._is_last(dialect, page):
+            reading = self._last[2]
+            return replace(reading, sample=replace(reading.sample, started=started))
+        if samples is None:
+            samples = _parse(page, dialect.sample_names)
+        try:
+            reading = dialect.read(samples, started)
+        except MissingSignalError as error:
+            text = f"{error}{'' if samples else nature(page)}"
+            raise PageError(FailureKind.MISSING, text, ignored=error.ignored) from error
+        self._last = (dialect, page, reading) if len(page) <= _MOST_KEPT_BYTES else None
         return reading
 
-    async def _page(self, session: aiohttp.ClientSession, url: str) -> bytes:
-        try:
-            async with asyncio.timeout(self._timeout_s), session.get(url, allow_redirects=False) as response:
-                if response.status != 200:
-                    raise _ScrapeError(FailureKind.STATUS, _status_text(response), status=response.status)
-                page = bytearray()
-                async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
-                    page += chunk
-                    if len(page) > self._max_page_bytes:
-                        raise _ScrapeError(
-                            FailureKind.TOO_LARGE, f"the page has more than {self._max_page_bytes} bytes"
-                        )
-                return bytes(page)
-        except TimeoutError as error:
-            raise _ScrapeError(FailureKind.TIMEOUT, f"no page within {self._timeout_s:g} s") from error
-        except (aiohttp.ClientResponseError, aiohttp.ClientPayloadError) as error:
-            raise _ScrapeError(FailureKind.MALFORMED, _error_text(error)) from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise _ScrapeError(FailureKind.REFUSED, _error_text(error)) from error
+    async def _page(self, session: aiohttp.ClientSession, url: URL) -> bytes:
+        return await fetch(session, url, self._access, self._timeout_s, self._max_page_bytes)
+
+    def _url(self, path: str, dialect: Dialect | None = None) -> URL:
+        """Of the page at `path`, or where the access says; filtered to what `dialect` reads."""
+        key = (path, None if dialect is None else dialect.name)
+        url = self._urls.get(key)
+        if url is None:
+            text = self._access.page_url(self._base_url, path)
+            if dialect is not None:
+                names = "&".join("name[]=" + quote(name, safe=":") for name in sorted(dialect.sample_names))
+                text = f"{text.rstrip('/')}/?{names}"
+            url = self._urls[key] = URL(text)
+        return url
 
     # outcomes
 
@@ -244,7 +264,7 @@ class Scraper:
     def _succeeded(self, reading: Reading) -> None:
         self.last_success_at = self._clock()
         self.kv_capacity_tokens = reading.sample.kv_capacity_tokens
-        if dict(reading.names) != dict(self.names):
+        if reading.names != self.names:
             self._log.info("metric names in use", **reading.names)
             self.names = reading.names
         self._count_ignored(reading.ignored)
@@ -252,7 +272,19 @@ class Scraper:
         if self._told is not None:
             self._log.info("metrics read again", after=self._told.value)
             self._told = None
+        if self.dialect is not None and self._engine is not self.dialect:
+            self._tell_engine(self.dialect)
         self._on_sample(reading.sample)
+
+    def _tell_engine(self, dialect: Dialect) -> None:
+        if self._lacks_told is not dialect and dialect.lacks:
+            self._log.info("this engine does not tell", dialect=dialect.name, signals=sorted(dialect.lacks))
+        self._lacks_told = self._engine = dialect
+        if self.on_engine is not None:
+            try:
+                self.on_engine(dialect)
+            except Exception as error:  # the sample is good all the same
+                self._fault(error)
 
     def _count_ignored(self, ignored: Mapping[str, int]) -> None:
         for signal, values in ignored.items():
@@ -264,6 +296,8 @@ class Scraper:
         self.failures[failure.kind] += 1
         self.last_failure = failure
         self.failing = failure.kind
+        if failure.kind is FailureKind.REFUSED:
+            self._engine = None  # whoever answers next may be another
         # told when it changes; one that comes and goes is told once a minute
         told_before = self._told_at.get(failure.kind)
         if self._told is not failure.kind and (told_before is None or failure.at - told_before >= TELL_AGAIN_S):
@@ -277,8 +311,6 @@ class Scraper:
             self._last_fault = repr(error)
             self._log.exception("fault while scraping", exc_info=error)
 
-    # pauses
-
     def _is_busy(self) -> bool:
         try:
             return self._busy()
@@ -286,40 +318,9 @@ class Scraper:
             self._fault(error)
             return True
 
-    async def _pause(self, elapsed: float) -> None:
-        """`elapsed`: seconds that the scrape took; at least as long again is left to the engine."""
-        spread = 1.0 + random.uniform(-_JITTER, _JITTER)  # noqa: S311  no secret
-        least = max(self._interval_s * spread - elapsed, elapsed, 0.0)
-        if self._is_busy():
-            await asyncio.sleep(least)
-            return
-        idle = max(self._idle_interval_s * spread - elapsed, least)
-        await asyncio.sleep(least)
-        try:
-            async with asyncio.timeout(idle - least):
-                await self._woken.wait()
-        except TimeoutError:
-            pass
-
 
 def _parse(page: bytes, names: frozenset[str]) -> Samples:
     try:
         return parse(page, names)
     except MetricsError as error:
-        raise _ScrapeError(FailureKind.MALFORMED, str(error)) from error
-
-
-def _read(dialect: Dialect, samples: Samples, started: float) -> Reading:
-    try:
-        return dialect.read(samples, started)
-    except MissingSignalError as error:
-        raise _ScrapeError(FailureKind.MISSING, str(error), ignored=error.ignored) from error
-
-
-def _status_text(response: aiohttp.ClientResponse) -> str:
-    location = response.headers.get("Location")
-    return f"HTTP status {response.status}" + (f", to {location}; redirects are not followed" if location else "")
-
-
-def _error_text(error: Exception) -> str:
-    return str(error) or type(error).__name__
+        raise PageError(FailureKind.MALFORMED, str(error)) from error

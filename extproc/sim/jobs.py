@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from extproc.core.model import CostWeights
+from extproc.sim.prefix_cache import Beginning
 
 
 class Fate(Enum):
@@ -39,6 +40,9 @@ class Job:
     timeout_s: float | None = None  # as the client says
     patience_s: float | None = None  # its client leaves when no token has come by then
     body_bytes: int | None = None  # None: 4 for each token of the prompt
+    adapter: str | None = None  # LoRA adapter
+    session: int | None = None  # that it belongs to
+    beginnings: tuple[Beginning, ...] | None = None  # of the prompt, as the engine caches them; None: `prefix` tells
 
     def cost(self, weights: CostWeights) -> float:
         """What it really costs, in units."""

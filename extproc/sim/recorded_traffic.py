@@ -114,6 +114,8 @@ def _row(seen: _Seen, means: dict[str | None, float]) -> Row:
         max_output=arrive.max_output,
         n=_slots(arrive),
         prefix=arrive.prefix,
+        adapter=arrive.adapter,
+        session=arrive.session,
         timeout_s=arrive.timeout_s,
         body_bytes=arrive.body_bytes,
     )

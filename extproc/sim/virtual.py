@@ -242,6 +242,8 @@ class _World:
                 timeout_s=job.timeout_s,
                 prefix=job.prefix,
                 first_byte_seen=self._first_tokens,
+                adapter=job.adapter,
+                session=job.session,
             )
         )
 
@@ -345,7 +347,9 @@ class _World:
         stops = (job.output,) * job.n
         request = sequence.Request(record.id, (job.prompt,), job.output, job.n, record.priority, stops)
         each = self._engines.prefix_tokens
-        beginnings = tuple(Beginning(name, each * number) for number, name in enumerate(job.prefix, 1)) if each else ()
+        beginnings = job.beginnings
+        if beginnings is None:
+            beginnings = tuple(Beginning(name, each * at) for at, name in enumerate(job.prefix, 1)) if each else ()
         endpoint.engine.add(request, self.now, beginnings)
 
     def _advance(self, endpoint: Endpoint) -> None:

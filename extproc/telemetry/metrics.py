@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, GCCollector, PlatformC
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from extproc.core.events import Effect, Evict, Refuse, Release, Settled
+from extproc.core.priority import PriorityWay
 from extproc.core.view import PoolView
 from extproc.core.windows import Stance, WindowView
 
@@ -31,6 +32,17 @@ class ScrapeStats:
     scrapes: int
     failures: Mapping[str, int]  # by kind
     last_duration_s: float
+    way: PriorityWay
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointSetStats:
+    """Where one pool's endpoints come from, as far as metrics tell."""
+
+    pool: str
+    endpoints: int
+    failures: int
+    age_s: float | None  # since it was last known to be right; None: never yet
 
 
 class _Counts:
@@ -88,6 +100,7 @@ class Metrics:
         GCCollector(registry=self.registry)
         self._pools: Callable[[], Iterable[PoolView]] = tuple
         self._scrapers: Callable[[], Iterable[ScrapeStats]] = tuple
+        self._sets: Callable[[], Iterable[EndpointSetStats]] = tuple
         self._open_streams: Callable[[], int] = int
         self._version = version
         self._released = _Counts("fairlane_released_requests", "Requests sent on to an engine", ["pool", "class"])
@@ -138,10 +151,16 @@ class Metrics:
         self._faults = Counter(
             "fairlane_faults", "Faults inside Fairlane, by where they came up", ["where"], registry=self.registry
         )
+        self._choices_ignored = Counter(
+            "fairlane_ignored_choices",
+            "Requests that Envoy sent to another endpoint than Fairlane had chosen: its list of endpoints is another",
+            ["pool"],
+            registry=self.registry,
+        )
         self._access_log = _Counts(
             "fairlane_access_log_entries", "Access-log entries by what was made of them", ["kind"]
         )
-        for where in ("stream", "scheduler", "recording", "key_file"):
+        for where in ("stream", "scheduler", "recording", "key_file", "engines"):
             self._faults.labels(where)
         self.registry.register(self)
 
@@ -149,10 +168,11 @@ class Metrics:
         self,
         pools: Callable[[], Iterable[PoolView]],
         scrapers: Callable[[], Iterable[ScrapeStats]],
+        sets: Callable[[], Iterable[EndpointSetStats]],
         open_streams: Callable[[], int],
     ) -> None:
         """Where to read state at a scrape."""
-        self._pools, self._scrapers, self._open_streams = pools, scrapers, open_streams
+        self._pools, self._scrapers, self._sets, self._open_streams = pools, scrapers, sets, open_streams
 
     # -- the edge's recorder ----------------------------------------------------------------------
 
@@ -195,6 +215,9 @@ class Metrics:
     def fault(self, where: str) -> None:
         self._faults.labels(where).inc()
 
+    def choice_ignored(self, pool: str) -> None:
+        self._choices_ignored.labels(pool).inc()
+
     def access_log(self, kind: str) -> None:
         self._access_log.add((kind,))
 
@@ -211,6 +234,7 @@ class Metrics:
         yield streams
         yield from _pool_metrics(list(self._pools()))
         yield from _scrape_metrics(list(self._scrapers()))
+        yield from _set_metrics(list(self._sets()))
 
 
 def _pool_metrics(pools: list[PoolView]) -> Iterable[Metric]:
@@ -260,6 +284,15 @@ def _pool_metrics(pools: list[PoolView]) -> Iterable[Metric]:
             for each in Stance:
                 stance.add_metric([pool.pool, endpoint.endpoint, each.value], float(endpoint.stance is each))
     yield stance
+    turned_away = CounterMetricFamily(
+        "fairlane_endpoint_turned_away",
+        "Requests that the engine refused for want of room (429, 503, or an error in the stream)",
+        labels=["pool", "endpoint"],
+    )
+    for pool in pools:
+        for endpoint in pool.endpoints:
+            turned_away.add_metric([pool.pool, endpoint.endpoint], endpoint.turned_away)
+    yield turned_away
 
 
 def _scrape_metrics(scrapers: list[ScrapeStats]) -> Iterable[Metric]:
@@ -279,3 +312,29 @@ def _scrape_metrics(scrapers: list[ScrapeStats]) -> Iterable[Metric]:
         for kind, count in scraper.failures.items():
             failed.add_metric([*where, kind], count)
     yield from (done, failed, took, dialect)
+    told = GaugeMetricFamily(
+        "fairlane_priority_told_info",
+        "1 for how the engine is told priorities: header, body, both, none; high: the highest number first",
+        labels=["pool", "endpoint", "via", "first"],
+    )
+    for scraper in scrapers:
+        way = scraper.way
+        via = {(True, True): "both", (True, False): "header", (False, True): "body"}.get((way.header, way.body), "none")
+        told.add_metric([scraper.pool, scraper.endpoint, via, "high" if way.high_first else "low"], 1)
+    yield told
+
+
+def _set_metrics(sets: list[EndpointSetStats]) -> Iterable[Metric]:
+    there = GaugeMetricFamily("fairlane_endpoints", "Endpoints of the pool, by the last answer", labels=["pool"])
+    failed = CounterMetricFamily(
+        "fairlane_endpoint_source_failures", "Times that the pool's endpoints could not be read", labels=["pool"]
+    )
+    age = GaugeMetricFamily(
+        "fairlane_endpoint_source_age_seconds", "Since the pool's endpoints were last known right", labels=["pool"]
+    )
+    for each in sets:
+        there.add_metric([each.pool], each.endpoints)
+        failed.add_metric([each.pool], each.failures)
+        if each.age_s is not None:
+            age.add_metric([each.pool], each.age_s)
+    yield from (there, failed, age)

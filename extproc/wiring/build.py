@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from extproc.wiring import base_file, steps
+from extproc.wiring import base_file, engine_set, steps
 from extproc.wiring.base_file import EnvoyFileError
 from extproc.wiring.description import Wiring, WiringError
+from extproc.wiring.engine_set import EndpointFile, Lookup
 from extproc.wiring.parts import EXT_PROC, FAIRLANE, ROUTER, Address, Data, Parts, named, unshared
 
 _STEPS = (
@@ -18,6 +19,8 @@ _STEPS = (
     steps.append,
     steps.usage,
     steps.first_byte,
+    steps.retries,
+    steps.pick,
     steps.routes,
     steps.words,
 )
@@ -32,10 +35,12 @@ class Addresses:
     listener: Address = ("127.0.0.1", 10_000)
     admin: Address = ("127.0.0.1", 9_901)
     ext_proc: Sequence[Address] = (("127.0.0.1", 50_051),)  # one for each replica of Fairlane
-    engines: Sequence[Address] = (("127.0.0.1", 8_001), ("127.0.0.1", 8_002))
+    engines: Sequence[Address] = (("127.0.0.1", 8_001), ("127.0.0.1", 8_002))  # IPs, and names to be looked up
+    lookup: Lookup | None = None  # of names among the engines; None: Envoy's own
+    file: EndpointFile | None = None  # where the engines are, in place of `engines`
 
     def __post_init__(self) -> None:
-        if not self.engines:
+        if not self.engines and self.file is None:
             raise ValueError("at least one engine is needed")
         if not self.ext_proc:
             raise ValueError("at least one address of Fairlane is needed")
@@ -60,6 +65,7 @@ def build(wiring: Wiring, addresses: Addresses, source: Path | None = None) -> B
     parts, source = _base(addresses, source)
     try:
         differs = [text for step in _STEPS for text in step(parts, wiring)]
+        differs += engine_set.apply(parts, addresses.lookup, addresses.file)
         degraded = list(steps.version(parts, wiring))
         parts.set_endpoints(parts.fairlane, addresses.ext_proc)
         if len(addresses.ext_proc) > 1:
@@ -75,6 +81,7 @@ def without_fairlane(addresses: Addresses, source: Path | None = None) -> Data:
     Raises EnvoyFileError."""
     parts, source = _base(addresses, source)
     try:
+        list(engine_set.apply(parts, addresses.lookup, addresses.file))
         parts.filters[:] = [named(parts.filters, ROUTER)]
         del parts.manager["access_log"]
         for route in parts.routes:

@@ -7,6 +7,7 @@ from typing import Any
 
 from extproc.config.model import Config
 from extproc.config.units import split_host_port
+from extproc.wiring import engine_set
 from extproc.wiring.build import Addresses
 from extproc.wiring.description import Wiring
 from extproc.wiring.parts import Address
@@ -23,7 +24,7 @@ def wiring(config: Config, **chosen: Any) -> Wiring:
     """`chosen`: fields of Wiring that the file does not decide, or that are to be otherwise. Raises WiringError."""
     sources = [*config.identity.tenant, *config.identity.request_class]
     by_header = any(pool.priority_via in ("auto", "header", "both") for pool in config.pools)
-    by_body = any(pool.priority_via in ("body", "both") for pool in config.pools)
+    by_body = any(pool.tells_in_body for pool in config.pools)
     default = config.classes[config.default_class].priority
     given: dict[str, Any] = {
         "first_byte": any(cls.preemptible for cls in config.classes.values()),
@@ -31,6 +32,7 @@ def wiring(config: Config, **chosen: Any) -> Wiring:
         "max_body": config.requests.max_body,
         "default_priority": default if by_header else None,
         "unscheduled_priority": default if by_body else None,
+        "pick": "envoy" if all(pool.pick.by == "envoy" for pool in config.pools) else "fairlane",
         "attributes": tuple(_CERTIFICATE[each.certificate.which] for each in sources if each.certificate),
         "namespaces": tuple(each.metadata.namespace for each in sources if each.metadata),
     }
@@ -41,21 +43,17 @@ def wiring(config: Config, **chosen: Any) -> Wiring:
 
 def edits_body(config: Config) -> bool:
     """Whether Fairlane wants anything in the JSON body that the client did not write."""
-    return config.requests.include_usage == "inject" or any(
-        pool.priority_via in ("body", "both") for pool in config.pools
-    )
+    return config.requests.include_usage == "inject" or any(pool.aliases or pool.tells_in_body for pool in config.pools)
 
 
 def addresses(config: Config, **chosen: Any) -> Addresses:
-    """Fairlane and the engines as the file has them. `chosen`: fields of Addresses to be otherwise."""
-    engines = [address for pool in config.pools for address in map(split_host_port, pool.endpoints)]
-    return Addresses(
-        **{
-            "ext_proc": [_reachable(split_host_port(config.listen.ext_proc))],
-            "engines": list(dict.fromkeys(engines)),
-            **chosen,
-        }
-    )
+    """Fairlane and the engines as the file has them. `chosen`: fields of Addresses to be otherwise. Raises WiringError
+    where Envoy cannot find the engines as the file does."""
+    given: dict[str, Any] = {"ext_proc": [_reachable(split_host_port(config.listen.ext_proc))]}
+    if "engines" not in chosen:
+        found = engine_set.of(config.pools)
+        given |= {"engines": found.addresses, "lookup": found.lookup, "file": found.file}
+    return Addresses(**{**given, **chosen})
 
 
 def notes(config: Config, described: Wiring) -> Iterator[str]:
@@ -67,9 +65,14 @@ def notes(config: Config, described: Wiring) -> Iterator[str]:
         )
     if described.profile in ("standard", "strict") and not described.append and edits_body(config):
         yield (
-            "fairlane.yaml wants the body edited (priority_via or include_usage), and the Lua filter that does it was "
-            "left out: bodies reach the engines as they came."
+            "fairlane.yaml wants the body edited (priority_via, aliases or include_usage), and the Lua filter that "
+            "does it was left out: bodies reach the engines as they came."
         )
+
+
+def engine_notes(config: Config) -> tuple[str, ...]:
+    """What has to be so for Envoy to find the engines that Fairlane finds. Raises WiringError."""
+    return engine_set.of(config.pools).notes
 
 
 def _reachable(at: Address) -> Address:

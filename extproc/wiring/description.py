@@ -11,6 +11,7 @@ from extproc.config.requests import QUEUED_PATHS
 Profile = Literal["standard", "strict", "body", "duplex"]
 Usage = Literal["access_log", "stream", "estimate"]
 Facts = Literal["json", "lua", "none"]
+Pick = Literal["fairlane", "envoy"]
 
 OLDEST, NEWEST = 36, 40
 """Minor versions of Envoy 1.x for which configurations are made and tested."""
@@ -50,6 +51,8 @@ class Wiring:
     unscheduled_priority  the same in the body, where a filter appends; one for all pools; None: nothing
     attributes        that Fairlane is told besides those of the base file: what identifies a client's certificate
     namespaces        of dynamic metadata that it is told: where identity filters leave their claims
+    pick              fairlane: Envoy takes the endpoint that Fairlane names; envoy: it balances by itself
+    retry_turned_away  Envoy asks another engine when one answers 429 or 503
     """
 
     profile: Profile = "standard"
@@ -64,12 +67,15 @@ class Wiring:
     unscheduled_priority: int | None = None
     attributes: tuple[str, ...] = ()
     namespaces: tuple[str, ...] = ()
+    pick: Pick = "fairlane"
+    retry_turned_away: bool = False
 
     def __post_init__(self) -> None:
         for name, value, known in (
             ("profile", self.profile, get_args(Profile)),
             ("usage", self.usage, get_args(Usage)),
             ("facts", self.facts, (*get_args(Facts), None)),
+            ("pick", self.pick, get_args(Pick)),
         ):
             if value not in known:
                 raise WiringError(f"{name}: there is no {value!r}; there are {', '.join(filter(None, known))}")

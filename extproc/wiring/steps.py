@@ -218,6 +218,45 @@ def routes(parts: Parts, wiring: Wiring) -> Iterator[str]:
         yield "Other paths are queued: requests.queued of fairlane.yaml."
 
 
+def retries(parts: Parts, wiring: Wiring) -> Iterator[str]:
+    """What an engine turned away goes to the next one. Only the engine's own answer counts: what Fairlane refuses never
+    gets to the router, and a connection that broke is no status."""
+    if not wiring.retry_turned_away:
+        return
+    for route in parts.queued:
+        policy = route["route"]["retry_policy"]
+        policy["retry_on"] += ",retriable-status-codes"
+        policy["retriable_status_codes"] = list(_TURNED_AWAY)
+        route["response_headers_to_add"].append(copy.deepcopy(_NO_CLIENT_RETRY))
+    yield (
+        "An engine that answers 429 or 503 has not begun: Envoy asks the next of Fairlane's list, two more at most, as "
+        "long as nothing was sent to the client. When all of them say no, x-should-retry: false keeps OpenAI's clients "
+        "from asking them all over again."
+    )
+
+
+_TURNED_AWAY = (429, 503)
+_NO_CLIENT_RETRY: Data = {
+    "header": {
+        "key": "x-should-retry",
+        # Empty, and so not added, for what Envoy sent only once or answers by itself (no engine took the connection).
+        "value": "%CEL(response.code in [429, 503] && response.code_details == 'via_upstream' "
+        "&& upstream.request_attempt_count > 1 ? 'false' : '')%",
+    },
+    "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
+}
+
+
+def pick(parts: Parts, wiring: Wiring) -> Iterator[str]:
+    if wiring.pick == "fairlane":
+        return
+    # What decides in the base file where Fairlane names no endpoint, decides always.
+    (override,) = parts.engines["load_balancing_policy"]["policies"]
+    fallback = override["typed_extension_config"]["typed_config"]["fallback_policy"]
+    parts.engines["load_balancing_policy"] = fallback
+    yield "Envoy chooses the engine, the one with the fewest requests (no override_host): pick.by envoy in every pool."
+
+
 def _queue(parts: Parts, paths: tuple[str, ...]) -> None:
     """Routes and access log for these paths instead of the base file's."""
     by_name = {route["name"]: route for route in parts.queued}

@@ -61,3 +61,19 @@ def test_what_is_no_configuration(tmp_path: Path, content: bytes) -> None:
     assert result.stderr.startswith(f"{file}: ")
     assert len(result.stderr.splitlines()) == 1
     assert "Traceback" not in result.stderr
+
+
+def test_a_token_that_cannot_be_read_is_told_with_pool_and_setting(tmp_path: Path) -> None:
+    file = tmp_path / "f.yaml"
+    file.write_text("pools: [{name: a, models: [m], endpoints: ['127.0.0.1:1'], metrics: {token_file: /no/such}}]\n")
+    result = check(str(file))
+    assert result.exit_code == 2
+    assert result.stderr.startswith("pools: a: ")
+    assert "token_file" in result.stderr
+    assert "/no/such" in result.stderr
+
+
+def test_endpoints_that_are_found_are_told_by_where_from(tmp_path: Path) -> None:
+    file = tmp_path / "f.yaml"
+    file.write_text("pools: [{name: a, models: [m], endpoints: {dns: {name: engines, port: 8000}}}]\n")
+    assert check(str(file)).stdout.startswith(f"{file}: good. Pools: a (endpoints by dns). ")

@@ -82,13 +82,13 @@ def test_fairlane_envoy_and_the_network_agree_on_the_engines(compose: dict[str, 
     network = ipaddress.ip_network(compose["networks"]["mesh"]["ipam"]["config"][0]["subnet"])
     engines = [services[name]["networks"]["mesh"]["ipv4_address"] for name in ("engine-1", "engine-2")]
     assert all(ipaddress.ip_address(address) in network for address in engines)
-    assert [split_host_port(e)[0] for e in config.pools[0].endpoints] == engines
+    assert [split_host_port(e)[0] for e in config.pools[0].endpoints.known] == engines
     result = CliRunner().invoke(main, services["wiring"]["command"])
     assert result.exit_code == 0, result.output
     clusters = {c["name"]: c for c in json.loads(result.output)["static_resources"]["clusters"]}
     lb = clusters["vllm"]["load_assignment"]["endpoints"][0]["lb_endpoints"]
     sockets = [e["endpoint"]["address"]["socket_address"] for e in lb]
-    assert [f"{s['address']}:{s['port_value']}" for s in sockets] == list(config.pools[0].endpoints)
+    assert [f"{s['address']}:{s['port_value']}" for s in sockets] == config.pools[0].endpoints.known
     fairlane = clusters["fairlane"]["load_assignment"]["endpoints"][0]["lb_endpoints"][0]["endpoint"]["address"]
     assert fairlane["socket_address"]["address"] == services["fairlane"]["networks"]["mesh"]["ipv4_address"]
     assert fairlane["socket_address"]["port_value"] == split_host_port(config.listen.ext_proc)[1]

@@ -205,7 +205,8 @@ async def test_all_ports_answer(run: Run, logs: list[Any]) -> None:
     page = (await it.get("/metrics"))[1]
     assert 'fairlane_endpoint_running{endpoint="127.0.0.1:' in page
     assert (
-        f'fairlane_dialect_info{{dialect="vllm",endpoint="{it.config.pools[0].endpoints[0]}",pool="sim"}} 1.0' in page
+        f'fairlane_dialect_info{{dialect="vllm",endpoint="{it.config.pools[0].endpoints.known[0]}",pool="sim"}} 1.0'
+        in page
     )
     assert '"stance":"fresh"' in (await it.get("/status"))[1]
     serving = next(entry for entry in logs if entry["event"] == "serving")

@@ -300,7 +300,7 @@ async def test_the_service_gets_the_shipped_file_with_the_ports_and_the_changes(
     assert config.listen.ext_proc == str(addresses.ext_proc)
     assert config.listen.admin == str(addresses.admin)
     assert config.listen.http == str(addresses.http)
-    assert config.pools[0].endpoints == [str(engine) for engine in addresses.engines]
+    assert config.pools[0].endpoints.known == [str(engine) for engine in addresses.engines]
     assert config.pools[0].name == "sim"
     assert config.tenants["team-a"].weight == 3
     assert "*" in config.tenants  # merged, not replaced

@@ -43,3 +43,11 @@ def test_memory_is_bounded_and_the_least_recently_sent_go_first() -> None:
     assert prefixes.match("e", (0,), 1.0) == (1, 1.0)
     assert prefixes.match("e", (1,), 1.0) == NEVER
     assert prefixes.match("e", (2,), 1.0)[0] == 1
+
+
+def test_of_one_prompt_the_longest_beginning_is_forgotten_first() -> None:
+    prefixes = Prefixes()
+    prefixes.sent("e", (1, 2, 3), 0.0)
+    for i in range(8_190):
+        prefixes.sent("e", (-i - 1,), 1.0)
+    assert prefixes.match("e", (1, 2, 3), 1.0) == (2, 0.0)

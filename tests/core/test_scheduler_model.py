@@ -37,6 +37,7 @@ from extproc.core.events import (
     ScrapeFailed,
     Settled,
     Tick,
+    TurnedAway,
     Unreachable,
     Usage,
 )
@@ -270,6 +271,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.apply(Unreachable(self.pick(index, Phase.INSIDE), broke))
 
     @precondition(lambda self: self.known)
+    @rule(index=st.integers(0, 999), endpoint=st.none() | _ENDPOINTS)
+    def turned_away(self, index: int, endpoint: str | None) -> None:
+        self.apply(TurnedAway(self.pick(index), endpoint))
+
+    @precondition(lambda self: self.known)
     @rule(index=st.integers(0, 999))
     def end_one_inside(self, index: int) -> None:
         self.end(self.pick(index, Phase.INSIDE))
@@ -314,12 +320,18 @@ class SchedulerMachine(RuleBasedStateMachine):
                           preemptions=preemptions)  # fmt: skip
         self.apply(Scraped(endpoint, sample))
 
-    @rule(endpoint=_ENDPOINTS, waiting=st.sampled_from([0, 0, 0, 1, 9]), pace=st.sampled_from([0.02, 0.3]))
-    def good_page(self, endpoint: str, waiting: int, pace: float) -> None:
+    @rule(
+        endpoint=_ENDPOINTS,
+        waiting=st.sampled_from([0, 0, 0, 1, 9]),
+        pace=st.sampled_from([0.02, 0.3]),
+        progress=st.sampled_from([None, 5.0, 6.0]),
+    )
+    def good_page(self, endpoint: str, waiting: int, pace: float, progress: float | None) -> None:
         inside = sum(r.slots for r in self.known.values() if r.phase is Phase.INSIDE and r.endpoint == endpoint)
         tokens = (self.now - 1000.0) * 100
         sample = a_sample(max(0, inside - waiting), waiting, self.now, kv_usage=0.5, itl_sum=pace * tokens,
-                          itl_count=tokens, preemptions=0.0, ttft_sum=pace * tokens, ttft_count=tokens)  # fmt: skip
+                          itl_count=tokens, preemptions=0.0, ttft_sum=pace * tokens, ttft_count=tokens,
+                          progress=progress)  # fmt: skip
         self.apply(Scraped(endpoint, sample))
 
     @rule(endpoint=_ENDPOINTS, refused=st.sampled_from([False, False, True]))

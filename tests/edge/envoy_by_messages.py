@@ -67,6 +67,9 @@ class Recording:
     def fault(self, where: str) -> None:
         self.told.append(("fault", where))
 
+    def choice_ignored(self, pool: str) -> None:
+        self.told.append(("choice_ignored", pool))
+
     def access_log(self, kind: str) -> None:
         self.told.append(("access_log", kind))
 
@@ -105,11 +108,11 @@ class Edge:
         self.config = config
         self.recorder = Recording()
         self.drivers = {
-            pool.name: PoolDriver(config.pool_policy(pool), list(pool.endpoints), loop, self.recorder)
+            pool.name: PoolDriver(config.pool_policy(pool), pool.endpoints.known, loop, self.recorder)
             for pool in config.pools
         }
         for pool in config.pools:
-            for endpoint in pool.endpoints:
+            for endpoint in pool.endpoints.known:
                 self.drivers[pool.name].scraped(endpoint, an_idle_page())
         self.gate = Gate(config, self.drivers, self.recorder)
         self.tracking = Tracking(self.gate, self.recorder)
@@ -198,9 +201,9 @@ def body(kind: str, data: bytes, end: bool = False) -> Request:
     return made
 
 
-def response_headers(content_type: str = "text/event-stream", status: int = 200) -> Request:
+def response_headers(content_type: str = "text/event-stream", status: int = 200, **more: str) -> Request:
     made = message("response_headers")
-    for name, value in {":status": str(status), "content-type": content_type}.items():
+    for name, value in {":status": str(status), "content-type": content_type, **more}.items():
         made.response_headers.headers.headers.add(key=name, raw_value=value.encode())
     return made
 
@@ -217,8 +220,18 @@ def an_entry(ticket: str | None, code: int = 200, **usage: Any) -> access_log_pb
     if ticket is not None:
         entry.request.request_headers[TICKET] = ticket
     entry.response.response_code.value = code
+    entry.response.response_code_details = "via_upstream"
     if usage:
         entry.common_properties.metadata.filter_metadata[USAGE].update(usage)
+    return entry
+
+
+def tried(entry: access_log_pb2.HTTPAccessLogEntry, last: str, attempts: int = 1) -> access_log_pb2.HTTPAccessLogEntry:
+    """The entry, of a request that Envoy sent to `last` ("ip:port") at the end of so many attempts."""
+    address, _, port = last.rpartition(":")
+    at = entry.common_properties.upstream_remote_address.socket_address
+    at.address, at.port_value = address.strip("[]"), int(port)
+    entry.common_properties.upstream_request_attempt_count = attempts
     return entry
 
 

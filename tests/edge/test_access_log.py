@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from envoy_by_messages import Edge, Start, an_entry, log_message, request, until
+from envoy_by_messages import ENGINE, Edge, Start, an_entry, log_message, request, tried, until
 
 from extproc.core.events import Settled
 from extproc.core.model import Source
@@ -154,3 +154,75 @@ async def test_pools_with_dashes_in_their_names_find_their_tickets(start: Start)
         _, ticket = await envoy.released(pool)
         name = "sim" if pool == "m" else pool
         assert edge.gate.owner(ticket) is edge.drivers[name]
+
+
+# -- the endpoint -----------------------------------------------------------------------------------------
+
+OTHER = "10.0.0.2:8000"
+
+
+def window(edge: Edge, endpoint: str) -> Any:
+    return edge.driver.scheduler.windows[endpoint]
+
+
+async def test_an_engine_that_says_no_is_given_a_pause_and_its_tenant_pays_nothing(start: Start) -> None:
+    edge, envoy = await start(slots=2)
+    stream, ticket = await envoy.released()
+    log = envoy.access_log()
+    await log.write(log_message(tried(an_entry(ticket, 503), ENGINE)))
+    await until(lambda: settled(edge))
+    assert settled(edge) == [(ticket, Source.ERROR, 0.0)]
+    await stream.end()
+    assert window(edge, ENGINE).stance(edge.driver.now()) is not Stance.DOWN
+    held = envoy.stream()
+    await held.send(request())
+    await until(lambda: edge.held == 1)  # there is room, and it is not used at once
+    held.cancel()
+    await until(lambda: edge.held == 0)
+    assert edge.recorder.count("choice_ignored") == 0
+
+
+async def test_one_that_was_tried_elsewhere_tells_of_the_endpoint_that_was_named(start: Start) -> None:
+    edge, envoy = await start(pool={"endpoints": [ENGINE, OTHER]})
+    stream, ticket = await envoy.released()
+    named = edge.driver.scheduler.requests[ticket].endpoint
+    used = OTHER if named == ENGINE else ENGINE
+    log = envoy.access_log()
+    await log.write(log_message(tried(an_entry(ticket, completion_tokens=1), used, 2)))
+    await until(lambda: settled(edge))
+    assert window(edge, named).stance(edge.driver.now()) is Stance.DOWN
+    assert window(edge, used).stance(edge.driver.now()) is not Stance.DOWN
+    await stream.end()
+    edge.check_empty()
+
+
+async def test_an_envoy_that_does_not_do_as_it_is_told_is_warned_of_once_a_minute(
+    start: Start, logs: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edge, envoy = await start(slots=9)
+    log, clock = envoy.access_log(), edge.driver.now
+    for count, ahead in enumerate((0.0, 59.0, 61.0), 1):
+        monkeypatch.setattr(edge.driver, "now", lambda ahead=ahead: clock() + ahead)
+        stream, ticket = await envoy.released()
+        await log.write(log_message(tried(an_entry(ticket, completion_tokens=1), OTHER)))
+        await until(lambda count=count: edge.recorder.count("choice_ignored", "sim") == count)
+        await stream.end()
+    warnings = [entry for entry in logs if entry["event"] == "choice_ignored"]
+    assert [(entry["pool"], entry["chosen"], entry["used"]) for entry in warnings] == [("sim", ENGINE, OTHER)] * 2
+    assert "override_host" in warnings[0]["cure"]
+
+
+async def test_where_envoy_chooses_no_choice_is_ignored(start: Start) -> None:
+    edge, envoy = await start(pool={"endpoints": [ENGINE, OTHER], "pick": {"by": "envoy"}})
+    stream, ticket = await envoy.released()
+    named = edge.driver.scheduler.requests[ticket].endpoint
+    used = OTHER if named == ENGINE else ENGINE
+    refused = tried(an_entry(ticket, 503), used)
+    refused.common_properties.response_flags.upstream_connection_failure = True
+    log = envoy.access_log()
+    await log.write(log_message(refused))
+    await until(lambda: settled(edge))
+    assert window(edge, used).stance(edge.driver.now()) is Stance.DOWN
+    assert window(edge, named).stance(edge.driver.now()) is not Stance.DOWN
+    assert edge.recorder.count("choice_ignored") == 0
+    await stream.end()

@@ -46,6 +46,15 @@ def test_the_edit_by_hand(body: bytes, edited: bytes) -> None:
     assert append_members(body, b'"priority":3') == edited
 
 
+def test_what_is_appended() -> None:
+    assert members() == b""
+    assert members(-3) == b'"priority":-3'
+    assert members(include_usage=True) == b'"stream_options":{"include_usage":true}'
+    assert members(3, True, 'a"\\ö') == (
+        '"model":"a\\"\\\\ö","priority":3,"stream_options":{"include_usage":true}'.encode()
+    )
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from envoy_by_messages import Edge, a_config, request
 
+from extproc.core.events import Arrive
 from extproc.core.reasons import Reason
 from extproc.edge import facts
 from extproc.edge.gate import Deny, Pass, Queue
@@ -120,3 +121,41 @@ async def test_tickets_that_nobody_gave_out(ticket: str) -> None:
     edge = Edge(a_config())
     assert edge.gate.owner(ticket) is None
     edge.close()
+
+
+# -- adapter, prefix, session -----------------------------------------------------------------------------
+
+
+async def events(*messages: Any, **pool: Any) -> list[Arrive]:
+    edge = Edge(a_config(pool={"adapters": ["lora", "team-*"], "aliases": {"sql": "lora"}, **pool}))
+    decisions = [edge.gate.decide(facts.read(message, edge.gate.headers), PEER) for message in messages]
+    edge.close()
+    return [decision.event for decision in decisions if isinstance(decision, Queue)]
+
+
+@pytest.mark.parametrize(("model", "adapter"), [("m", None), ("lora", "lora"), ("team-x", "team-x"), ("sql", "lora")])
+async def test_the_adapter_that_a_request_asks_for(model: str, adapter: str | None) -> None:
+    (event,) = await events(request(model))
+    assert event.adapter == adapter
+
+
+async def test_one_adapter_s_cache_is_none_of_another_s() -> None:
+    plain, lora, sql, team = await events(*(request(model, prefix="1,2,3") for model in ("m", "lora", "sql", "team-x")))
+    assert plain.prefix == (1, 2, 3)
+    assert lora.prefix == sql.prefix  # one adapter by two names
+    assert len({*plain.prefix, *lora.prefix, *team.prefix}) == 9
+    assert all(0 <= each < 2**64 for each in lora.prefix)
+
+
+async def test_a_session_is_known_by_its_tenant_and_its_header() -> None:
+    def of(tenant: str, session: str | None) -> Any:
+        return request(headers={"x-tenant": tenant} | ({} if session is None else {"x-session-id": session}))
+
+    messages = [of("a", "1"), of("a", " 1 "), of("b", "1"), of("a", "2"), of("a", None), of("a", "  ")]
+    told = [event.session for event in await events(*messages, session_header="X-Session-Id")]
+    assert told[0] == told[1] is not None
+    assert len(set(told[:4])) == 3
+    assert told[4:] == [None, None]
+    # blake2b("a\n1") of 8 bytes, by `printf 'a\n1' | b2sum -l 64`: the same in every process
+    assert told[0] == 0x2A094F2F3C5033C9
+    assert [event.session for event in await events(of("a", "1"))] == [None]  # no header was configured

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from envoy_by_messages import an_entry, log_message, request
+from envoy_by_messages import an_entry, log_message, request, tried
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from extproc.core.events import Unreachable
 from extproc.edge import facts
 from extproc.edge.lenient import log_entries, request_message
 from extproc.edge.usage import read, ticket_of
@@ -50,6 +51,7 @@ def test_any_bytes_in_the_place_of_text(bad: bytes) -> None:
 def test_an_entry_of_a_client_with_odd_bytes_is_read_all_the_same() -> None:
     """Else a client could keep its tokens from being counted."""
     good, odd = an_entry("t-1", completion_tokens=3), an_entry("t-2", completion_tokens=4)
+    tried(odd, "[::1]:8000", 2)
     odd.common_properties.stream_id = MARK.decode()
     odd.common_properties.response_flags.downstream_remote_reset = True
     odd.common_properties.time_to_last_downstream_tx_byte.nanos = 5
@@ -62,6 +64,7 @@ def test_an_entry_of_a_client_with_odd_bytes_is_read_all_the_same() -> None:
     entries = log_entries(spoilt)
     assert [read(entry, "t").usage.output_tokens for entry in entries] == [3, 4]
     assert [ticket_of(entry) for entry in entries] == ["t-1", "t-2"]
+    assert read(entries[1], "t", "10.0.0.1:8000").faults == (Unreachable("t"),)  # it was tried again elsewhere
     assert entries[1].response.response_code.value == 200
     assert entries[1].common_properties.response_flags.downstream_remote_reset
     assert entries[1].common_properties.time_to_last_downstream_tx_byte.nanos == 5

@@ -254,16 +254,43 @@ async def test_the_end_of_a_held_request_cancels_its_waiter_and_is_counted(clock
     assert it.recorder.count("cancelled", "sim") == 1
 
 
-async def test_the_first_request_of_an_idle_pool_wakes_the_readers(clock: Clock) -> None:
+async def test_the_first_request_and_the_first_that_waits_wake_the_readers(clock: Clock) -> None:
     it = Driven(clock)
     calls: list[str] = []
-    it.driver.on_busy(lambda: calls.append("a"))
-    it.driver.on_busy(lambda: calls.append("b"))
+    it.driver.add_endpoint("10.0.0.1:8000", lambda: calls.append("a"))
+    it.driver.add_endpoint("10.0.0.2:8000", lambda: calls.append("b"))
     name, _ = it.arrive()
+    assert calls == ["a", "b"]
     it.arrive()
-    assert calls == ["a", "b"]
+    assert calls == ["a", "b"] * 2
+    it.arrive()
     it.driver.end(name)
-    assert calls == ["a", "b"]
+    assert calls == ["a", "b"] * 2
+
+
+async def test_a_release_is_told_to_the_reader_of_its_endpoint(clock: Clock) -> None:
+    it = Driven(clock)
+    calls: list[str] = []
+    it.driver.add_endpoint(ENGINE, on_release=lambda: calls.append("released"))
+    it.arrive()
+    it.arrive()
+    assert calls == ["released"]
+    it.driver.remove_endpoint(ENGINE)
+    assert it.driver.stance(ENGINE) is None
+
+
+async def test_readings_matter_while_something_is_held_or_runs_there(clock: Clock) -> None:
+    it = Driven(clock)
+    other = "10.9.9.9:1"
+    it.driver.add_endpoint(other)
+    assert not it.driver.busy_at(ENGINE)
+    name, _ = it.arrive()
+    assert [it.driver.busy_at(each) for each in (ENGINE, other)] == [True, False]
+    held, _ = it.arrive()
+    assert [it.driver.busy_at(each) for each in (ENGINE, other)] == [True, True]
+    it.driver.end(held)
+    it.driver.end(name)
+    assert [it.driver.busy_at(each) for each in (ENGINE, other)] == [False, False]
 
 
 async def test_emptied_waits_for_held_and_inside_and_not_for_usage(clock: Clock) -> None:

@@ -16,11 +16,16 @@ values = st.text(max_size=300) | st.sampled_from(["", "0", "1000000", "v" * 127,
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(
     st.dictionaries(names, values),
-    st.sampled_from(["10.0.0.1:8000", "[::1]:8000", ""]),
-    st.sampled_from(["", '"priority":3']),
+    st.sampled_from(["10.0.0.1:8000", "[::1]:8000", "10.0.0.1:8000,10.0.0.2:8000,[fe80::1]:8000", "a" * 300, None]),
+    st.sampled_from([None, "", '"priority":3', '"model":"' + "ö" * 200 + '"']),
+    st.lists(names, unique=True, max_size=3),
 )
-def test_it_says_what_the_generated_classes_say(headers: dict[str, str], endpoint: str, append: str) -> None:
-    wanted = ext_proc_pb2.ProcessingResponse.FromString(request_headers_answer(headers))
-    told = {"fairlane.endpoint": {"address": endpoint}}
-    wanted.dynamic_metadata.update({**told, "fairlane.body": {"append": append}} if append else told)
-    assert ext_proc_pb2.ProcessingResponse.FromString(release(headers, endpoint, append)) == wanted
+def test_it_says_what_the_generated_classes_say(
+    headers: dict[str, str], address: str | None, append: str | None, remove: list[str]
+) -> None:
+    wanted = ext_proc_pb2.ProcessingResponse.FromString(request_headers_answer(headers, remove))
+    if address is not None:
+        wanted.dynamic_metadata.update({"fairlane.endpoint": {"address": address}})
+    if append is not None:
+        wanted.dynamic_metadata.update({"fairlane.body": {"append": append}})
+    assert ext_proc_pb2.ProcessingResponse.FromString(release(headers, address, append, tuple(remove))) == wanted

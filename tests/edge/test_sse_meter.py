@@ -235,6 +235,26 @@ def test_errors_in_json(body: dict[str, Any]) -> None:
     assert metered(json.dumps(body).encode(), JSON).error
 
 
+@pytest.mark.parametrize(
+    ("answer", "no_room"),
+    [
+        ({"error": {"message": "m", "type": "Service Unavailable", "code": 503}}, True),  # vLLM, SGLang
+        ({"error": {"message": "m", "code": 429}}, True),
+        ({"type": "error", "error": {"type": "Service Unavailable", "message": "m"}}, True),  # vLLM's /v1/messages
+        ({"error": "Model is overloaded", "error_type": "overloaded"}, True),  # TGI
+        ({"type": "error", "code": "503", "message": "m"}, True),  # /v1/responses
+        ({"type": "response.failed", "response": {"error": {"code": 503}}}, True),
+        ({"type": "response.failed", "response": {"error": {"code": "server_error"}}}, False),
+        ({"error": {"message": "m", "code": 500}}, False),
+        ({"error": "Request failed during generation", "error_type": "generation"}, False),
+        ({"choices": [], "code": 503}, False),  # no error at all
+    ],
+)
+def test_an_error_that_says_that_there_is_no_room(answer: dict[str, Any], no_room: bool) -> None:
+    assert metered(data(answer)).no_room is no_room
+    assert metered(json.dumps(answer).encode(), JSON).no_room is no_room
+
+
 # --- JSON
 
 EMBEDDINGS = {"data": [{"embedding": [0.5]}], "usage": {"prompt_tokens": 9, "total_tokens": 9}}

@@ -26,6 +26,7 @@ from envoy_by_messages import (
 
 from extproc.core.events import Settled
 from extproc.core.model import Source
+from extproc.core.view import view
 from extproc.edge.driver import Interrupted
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -554,6 +555,36 @@ async def test_an_error_costs_nothing(start: Start, status: int, content: str) -
     await answered(stream, [error if status == 503 else b"data: " + error + b"\n\n"])
     await stream.end()
     assert settled(edge) == [(Source.ERROR, 0)]
+
+
+FULL = b'{"error": {"message": "full", "type": "Service Unavailable", "code": 503}}'
+BY_ENGINE = {"x-envoy-upstream-service-time": "3"}
+
+
+@pytest.mark.parametrize(
+    ("wiring", "status", "headers", "piece", "turned_away"),
+    [
+        ("no-access-log", 200, BY_ENGINE, b"data: " + FULL + b"\n\n", 1),
+        ("no-access-log", 200, BY_ENGINE, b"data: " + FULL.replace(b"503", b"500") + b"\n\n", 0),
+        ("no-access-log", 503, BY_ENGINE, FULL, 1),
+        ("no-access-log", 429, BY_ENGINE, b"{}", 1),
+        ("no-access-log", 500, BY_ENGINE, b"{}", 0),
+        ("no-access-log", 503, {}, b"{}", 0),  # Envoy's own
+        ("", 503, BY_ENGINE, FULL, 0),  # the access log will tell
+    ],
+)
+async def test_an_engine_without_room_is_told_of_where_nobody_else_would(
+    start: Start, wiring: str, status: int, headers: dict[str, str], piece: bytes, turned_away: int
+) -> None:
+    edge, envoy = await start()
+    stream = envoy.stream(wiring)
+    await stream.ask(wired(request(headers=JSON), "NONE", "STREAMED"))
+    kind = "text/event-stream" if status == 200 else "application/json"
+    await stream.ask(response_headers(kind, status, **headers))
+    await answered(stream, [piece])
+    await stream.end()
+    (engine,) = view(edge.driver.scheduler, edge.driver.now()).endpoints
+    assert engine.turned_away == turned_away
 
 
 @pytest.mark.parametrize("mode", ["STREAMED", "FULL_DUPLEX_STREAMED"])

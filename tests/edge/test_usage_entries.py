@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from envoy_by_messages import an_entry
+from envoy_by_messages import an_entry, tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.core.events import Unreachable, Usage
+from extproc.core.events import TurnedAway, Unreachable, Usage
 from extproc.core.model import MAX_TOKENS, Source
 from extproc.edge.usage import USAGE, Said, ticket_of
 from extproc.edge.usage import read as read_entry
@@ -49,7 +49,95 @@ def test_whether_the_endpoint_took_the_request(flags: tuple[str, ...], expected:
     entry = an_entry("t")
     for flag in flags:
         setattr(entry.common_properties.response_flags, flag, True)
-    assert said(entry).unreachable == expected
+    assert said(entry).faults == (() if expected is None else (expected,))
+
+
+A, B = "10.0.0.1:8000", "10.0.0.2:8000"
+
+
+def refused(entry: access_log_pb2.HTTPAccessLogEntry) -> access_log_pb2.HTTPAccessLogEntry:
+    entry.common_properties.response_flags.upstream_connection_failure = True
+    entry.response.response_code_details = "upstream_reset_before_response_started{connection_failure}"
+    return entry
+
+
+@pytest.mark.parametrize(
+    ("entry", "named", "faults", "ignored"),
+    [
+        # as it was told
+        (tried(an_entry("t"), A), A, (), None),
+        (tried(refused(an_entry("t", 503)), A), A, (Unreachable("t"),), None),
+        (tried(an_entry("t", 503), A), A, (TurnedAway("t"),), None),
+        # tried again elsewhere: the named one did not take it, and the last one is judged by itself
+        (tried(an_entry("t"), B, 2), A, (Unreachable("t"),), None),
+        (tried(an_entry("t", 503), B, 2), A, (Unreachable("t"), TurnedAway("t", B)), None),
+        (tried(refused(an_entry("t", 503)), B, 3), A, (Unreachable("t"), Unreachable("t", endpoint=B)), None),
+        # tried again at the same one, as there is no other
+        (tried(an_entry("t"), A, 2), A, (), None),
+        (tried(refused(an_entry("t", 503)), A, 3), A, (Unreachable("t"),), None),
+        # one try, elsewhere: Envoy did not do as it was told
+        (tried(an_entry("t"), B), A, (), B),
+        (tried(an_entry("t", 429), B), A, (TurnedAway("t", B),), B),
+        (tried(an_entry("t"), B, 0), A, (), None),  # an Envoy that does not count its tries
+        # Envoy chose, or the request is not in the books any more
+        (tried(an_entry("t"), B, 2), None, (), None),
+        (tried(an_entry("t", 503), B, 1), None, (TurnedAway("t", B),), None),
+        (tried(refused(an_entry("t", 503)), B, 1), None, (Unreachable("t", endpoint=B),), None),
+        # no endpoint was found, or none that has a port
+        (an_entry("t", 503), A, (TurnedAway("t"),), None),
+        (tried(an_entry("t", 503), "/run/engine.sock:0"), A, (TurnedAway("t"),), None),
+        # another spelling of one address
+        (tried(an_entry("t"), "[0:0::1]:8000"), "[::1]:8000", (), None),
+        (tried(an_entry("t"), "[::2]:8000"), "[::1]:8000", (), "[::2]:8000"),
+    ],
+)
+def test_which_endpoint_is_to_blame(
+    entry: access_log_pb2.HTTPAccessLogEntry, named: str | None, faults: Any, ignored: str | None
+) -> None:
+    found = read_entry(entry, "t", named)
+    assert (found.faults, found.ignored) == (faults, ignored)
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "fields", "turned_away"),
+    [
+        (503, "via_upstream", {}, True),
+        (429, "via_upstream", {"error_code": 429}, True),
+        (500, "via_upstream", {}, False),
+        (502, "via_upstream", {}, False),
+        (404, "via_upstream", {"error_code": 503}, False),  # the status is what counts, where it is an error
+        # not by the engine: no healthy endpoint, another filter, Fairlane's eviction, an Envoy that says nothing
+        (503, "no_healthy_upstream", {}, False),
+        (429, "request_rate_limited", {}, False),
+        (503, "preempted", {}, False),
+        (503, "", {}, False),
+        # a stream that was shed
+        (200, "via_upstream", {"error_code": 503}, True),
+        (200, "via_upstream", {"error_code": 429}, True),
+        (200, "via_upstream", {"error_code": "503"}, True),
+        (200, "via_upstream", {"error_code": 500}, False),
+        (200, "via_upstream", {"error_code": 500, "error_type": "overloaded_error"}, False),
+        (200, "via_upstream", {"error_code": True}, False),
+        (200, "via_upstream", {"error_type": "Service Unavailable"}, True),  # vLLM's /v1/messages
+        (200, "via_upstream", {"error_type": "overloaded"}, True),  # TGI
+        (200, "via_upstream", {"error_type": "overloaded_error"}, True),
+        (200, "via_upstream", {"error_type": "rate_limit_error"}, True),
+        (200, "via_upstream", {"error_code": "server_error", "error_type": "Internal Server Error"}, False),
+        (200, "via_upstream", {"error_type": "x" * 10_000}, False),
+        (200, "via_upstream", {"completion_tokens": 3}, False),
+    ],
+)
+def test_whether_the_engine_had_no_room(code: int, details: str, fields: dict[str, Any], turned_away: bool) -> None:
+    entry = an_entry("t", code, **fields)
+    entry.response.response_code_details = details
+    assert said(entry).faults == ((TurnedAway("t"),) if turned_away else ())
+
+
+def test_a_refusal_at_the_end_of_all_retries_is_still_the_engine_s() -> None:
+    """Envoy flags it then (URX), as it flags answers of its own."""
+    entry = tried(an_entry("t", 503), A, 3)
+    entry.common_properties.response_flags.upstream_retry_limit_exceeded = True
+    assert read_entry(entry, "t", A).faults == (TurnedAway("t"),)
 
 
 @pytest.mark.parametrize(

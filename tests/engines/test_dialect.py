@@ -1,21 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
 from extproc.core.model import Sample
-from extproc.engines.dialect import (
-    ALL_SAMPLE_NAMES,
-    DIALECTS,
-    LLAMACPP,
-    VLLM,
-    Dialect,
-    MissingSignalError,
-    Reading,
-    detect,
-)
+from extproc.engines.dialects import VLLM, Dialect, MissingSignalError, Reading
+from extproc.engines.dialects.series import terms
 from extproc.engines.exposition import parse
 
 Page = Callable[[str], bytes]
@@ -34,89 +25,7 @@ def vllm(**values: str | list[str]) -> bytes:
     return "".join(lines).encode()
 
 
-# expected values: read off the pages with grep, added by hand
-SAMPLES: dict[str, tuple[Dialect, Sample]] = {
-    "metrics_vllm_idle.txt": (VLLM, Sample(0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 12.5, 0.0, 0.0)),
-    "metrics_vllm_0.32_idle_after_2req.txt": (
-        VLLM,
-        Sample(0, 0, 0.0, 0.23080084200000783, 30.0, 0.0, 32.0, 11.0, 12.5, 0.08161759376525879, 2.0),
-    ),
-    "metrics_vllm_0.32_load.txt": (
-        VLLM,
-        Sample(
-            8,
-            22,
-            0.0019533634476864847,
-            163.8979584160047,
-            17569.0,
-            0.0,
-            17952.0,
-            140684.0,
-            12.5,
-            206.49948644638062,
-            383.0,
-        ),
-    ),
-    "metrics_vllm_0.32_api2.txt": (
-        VLLM,
-        Sample(2, 7, 0.0002441704309608106, 2.840585623999914, 233.0, 0.0, 237.0, 7.0, 12.5, 0.19147801399230957, 3.0),
-    ),
-    # two engines: 2 + 2 running, 2 + 3 waiting, the fuller of two caches, the rest added
-    "metrics_vllm_0.32_dp2.txt": (
-        VLLM,
-        Sample(
-            4,
-            5,
-            0.0009766817238432424,
-            9.427292319000117 + 9.483095700999911,
-            1553.0,
-            0.0,
-            1559.0,
-            11.0,
-            12.5,
-            0.19788527488708496 + 0.16915583610534668,
-            5.0,
-        ),
-    ),
-    "vllm_two_engines.txt": (VLLM, Sample(8, 2, 0.75, 6.75, 770.0, 5.0, 800.0, 3000.0, 12.5)),
-    "vllm_old.txt": (VLLM, Sample(12, 1, 0.5, 16.0, 800.0, 7.0, 900.0, None, 12.5)),
-    "metrics_llamacpp_idle.txt": (LLAMACPP, Sample(0, 0, None, 0.001577, 8.0, None, 8.0, 2.0, 12.5)),
-    "metrics_llamacpp_load.txt": (LLAMACPP, Sample(2, 4, None, 39.7251, 60855.0, None, 60855.0, 2450.0, 12.5)),
-    "llamacpp.txt": (LLAMACPP, Sample(4, 9, None, 3.25, 640.0, None, 640.0, 120.0, 12.5)),
-}
-
-
-@pytest.mark.parametrize("name", SAMPLES)
-def test_the_sample_on_each_page(name: str, page: Page) -> None:
-    dialect, sample = SAMPLES[name]
-    reading = read(dialect, page(name))
-    assert replace(reading.sample, kv_capacity_tokens=None) == sample  # that has a test of its own
-    assert reading.ignored == {}
-
-
-def test_detection_by_presence(any_page: str, page: Page) -> None:
-    expected = SAMPLES[any_page][0] if any_page in SAMPLES else None
-    samples = parse(page(any_page), ALL_SAMPLE_NAMES)
-    assert detect(samples) is expected
-    for dialect in DIALECTS.values():
-        if dialect is not expected:
-            with pytest.raises(MissingSignalError, match="is not on the page"):
-                dialect.read(samples, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("name", "tokens"),
-    [
-        ("metrics_vllm_0.32_load.txt", 1_048_576),
-        # each engine has 1,048,576 tokens in 8,192 blocks of 128; both series say num_gpu_blocks="16384"
-        ("metrics_vllm_0.32_dp2.txt", 2_097_152),
-        ("vllm_two_engines.txt", 128_000),
-        ("vllm_old.txt", 16_000),
-        ("llamacpp.txt", None),
-    ],
-)
-def test_kv_capacity(name: str, tokens: int | None, page: Page) -> None:
-    assert read(SAMPLES[name][0], page(name)).sample.kv_capacity_tokens == tokens
+# KV capacity ------------------------------------------------------------------------------------------------------
 
 
 def test_kv_capacity_of_two_engines_from_blocks_is_not_added_twice() -> None:
@@ -134,14 +43,17 @@ def test_a_kv_capacity_that_is_no_number_is_unknown(blocks: str) -> None:
 
 
 def test_the_names_in_use_are_reported(page: Page) -> None:
-    assert read(VLLM, page("vllm_old.txt")).names == {
+    reading = read(VLLM, page("vllm_old.txt"))
+    assert reading.names == {
         "running": "vllm:num_requests_running",
-        "waiting": "vllm:num_requests_waiting",
+        "waiting": "vllm:num_requests_waiting + vllm:num_requests_swapped",
         "kv_usage": "vllm:gpu_cache_usage_perc",
+        "kv_capacity": "vllm:cache_config_info",
         "itl": "vllm:time_per_output_token_seconds_sum",
         "preemptions": "vllm:num_preemptions_total",
         "generation_tokens": "vllm:generation_tokens_total",
     }
+    assert reading.lacks == {"ttft", "prompt_tokens", "prefix", "progress", "adapters", "max_adapters"}
 
 
 def test_the_newer_of_two_names_wins() -> None:
@@ -183,12 +95,6 @@ def test_the_order_of_labels_does_not_matter() -> None:
 
 
 # missing is not zero ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
-def test_a_page_without_the_series_gives_no_sample(dialect: Dialect) -> None:
-    with pytest.raises(MissingSignalError, match=f"{dialect.running[0]} is not on the page"):
-        dialect.read({}, 0.0)
 
 
 def test_running_alone_is_not_enough() -> None:
@@ -252,3 +158,39 @@ def test_half_a_latency_pair_is_no_pair() -> None:
 def test_counters_may_be_large() -> None:
     # tokens of months: far beyond what a count of requests may be
     assert read(VLLM, vllm(generation_tokens_total="3.2e12")).sample.generation_tokens == 3.2e12
+
+
+# several series ---------------------------------------------------------------------------------------------------
+
+
+def test_a_series_that_is_there_twice_counts_once() -> None:
+    page = vllm() + b'vllm:num_requests_running{engine="0"} 1\n' + b'vllm:num_requests_running{engine="0"} 3\n'
+    assert read(VLLM, page).sample.running == 3
+
+
+def test_processes_that_tell_of_the_same_engine_are_copies() -> None:
+    page = b"".join(
+        b'vllm:num_requests_running{engine="%d",pid="%d"} %d\n' % (engine, pid, value)
+        for engine, pid, value in [(0, 7, 2), (0, 8, 0), (1, 7, 0), (1, 8, 5)]
+    )
+    assert read(VLLM, page + b"vllm:num_requests_waiting 0\n").sample.running == 7
+
+
+def test_no_good_copy_hides_one_that_is_not_a_number() -> None:
+    page = (
+        b'vllm:num_requests_running{pid="7"} NaN\nvllm:num_requests_running{pid="8"} 2\nvllm:num_requests_waiting 0\n'
+    )
+    with pytest.raises(MissingSignalError, match="cannot be true"):
+        read(VLLM, page + b"vllm:num_requests_waiting 0\n")
+
+
+@pytest.mark.parametrize("text", ["", "a +b", "a{b=c}", 'a{b="c"', "1a", "a - b"])
+def test_a_mistake_in_a_table_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError, match="is no sample name"):
+        terms(text)
+
+
+def test_a_table_is_read_as_it_is_written() -> None:
+    first, second = terms('a:b + c_total{mode="x|y"}')
+    assert (first.name, first.label) == ("a:b", None)
+    assert (second.name, second.label, sorted(second.values)) == ("c_total", "mode", ["x", "y"])

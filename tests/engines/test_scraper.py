@@ -1,97 +1,34 @@
-"""The scraper against engines that behave and that do not. Waits are for events; the only times are lower bounds."""
+"""What the scraper reads, from which page, and what it makes of engines that change. Waits are for events; the only
+times are lower bounds."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gzip
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
+import dataclasses
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from scraper_case import (
+    LLAMACPP_PAGE,
+    NEVER_S,
+    PATIENCE_S,
+    VLLM_PAGE,
+    Engine,
+    Handler,
+    answer,
+    filtering,
+    forever,
+    scraping,
+    serving,
+)
 from structlog.testing import capture_logs
 
 from extproc.core.model import Sample
-from extproc.engines.dialect import LLAMACPP, VLLM
-from extproc.engines.scraper import FailureKind, Form, ScrapeFailure, Scraper
-
-PAGES = Path(__file__).parent / "pages"
-VLLM_PAGE = (PAGES / "vllm_two_engines.txt").read_bytes()
-LLAMACPP_PAGE = (PAGES / "llamacpp.txt").read_bytes()
-PATIENCE_S = 20.0  # until a test counts as hung; never reached by one that passes
-NEVER_S = 3600.0
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-class Engine:
-    """A server whose pages a test exchanges while it runs. `asked` has a request's kind for each one that came."""
-
-    def __init__(self) -> None:
-        self.full: Handler = answer(VLLM_PAGE)
-        self.filtered: Handler = filtering(VLLM_PAGE)
-        self.asked: list[str] = []
-        self.requests: list[web.Request] = []
-        self.came = asyncio.Condition()
-        self.url = ""
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        filtered = request.path == "/metrics/" and "name[]" in request.query
-        assert filtered or (request.path == "/metrics" and not request.query), request.rel_url
-        async with self.came:
-            self.asked.append("filtered" if filtered else "full")
-            self.requests.append(request)
-            self.came.notify_all()
-        return await (self.filtered if filtered else self.full)(request)
-
-    async def requested(self, count: int) -> None:
-        async with asyncio.timeout(PATIENCE_S), self.came:
-            await self.came.wait_for(lambda: len(self.asked) >= count)
-
-
-def answer(body: bytes, status: int = 200, **headers: str) -> Handler:
-    async def handle(_: web.Request) -> web.StreamResponse:
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return web.Response(body=body, status=status, headers=named, content_type="text/plain")
-
-    return handle
-
-
-def filtering(page: bytes) -> Handler:
-    """Like vLLM's server: only the lines of the samples that the query names."""
-
-    async def handle(request: web.Request) -> web.StreamResponse:
-        wanted = tuple(name + end for name in request.query.getall("name[]") for end in "{ ")
-        lines = [line for line in page.decode().splitlines(keepends=True) if line.startswith(wanted)]
-        return web.Response(text="".join(lines))
-
-    return handle
-
-
-def forever() -> Handler:
-    async def handle(_: web.Request) -> web.StreamResponse:
-        await asyncio.sleep(NEVER_S)
-        raise AssertionError
-
-    return handle
-
-
-@contextlib.asynccontextmanager
-async def serving(engine: Engine) -> AsyncIterator[None]:
-    app = web.Application()
-    app.router.add_get("/{path:.*}", engine.handle)
-    server = TestServer(app, handler_cancellation=True)
-    await server.start_server(shutdown_timeout=0)
-    engine.url = str(server.make_url(""))
-    try:
-        yield
-    finally:
-        await server.close()
+from extproc.engines.dialects import LLAMACPP, TENSORRT_LLM, VLLM, Dialect
+from extproc.engines.scraper import FailureKind, Form
 
 
 @pytest.fixture
@@ -101,96 +38,15 @@ async def engine() -> AsyncIterator[Engine]:
         yield engine
 
 
-@contextlib.asynccontextmanager
-async def raw_server(reply: bytes) -> AsyncIterator[str]:
-    """Answers each connection with these bytes and closes it."""
-
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(reply)
-            await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(handle, "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    finally:
-        server.close()
-
-
-class Scraped:
-    """A running scraper and what it has reported."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-        self.busy = True
-        self.samples: list[Sample] = []
-        self.failures: list[ScrapeFailure] = []
-        self.reported = asyncio.Event()
-        self.scraper: Scraper
-        self.task: asyncio.Task[None]
-
-    def on_sample(self, sample: Sample) -> None:
-        self.samples.append(sample)
-        self.reported.set()
-
-    def on_failure(self, failure: ScrapeFailure) -> None:
-        self.failures.append(failure)
-        self.reported.set()
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while not condition():
-                self.reported.clear()
-                await self.reported.wait()
-
-    async def sampled(self, count: int = 1) -> Sample:
-        """The sample that is `count` further on."""
-        goal = len(self.samples) + count
-        await self.until(lambda: len(self.samples) >= goal)
-        return self.samples[-1]
-
-    async def failed(self, count: int = 1) -> ScrapeFailure:
-        goal = len(self.failures) + count
-        await self.until(lambda: len(self.failures) >= goal)
-        return self.failures[-1]
-
-
-@contextlib.asynccontextmanager
-async def scraping(url: str, **settings: Any) -> AsyncIterator[Scraped]:
-    scraped = Scraped()
-    scraped.scraper = Scraper(
-        "engine-a",
-        url,
-        **{
-            "dialect": VLLM,
-            "interval_s": 0.001,
-            "idle_interval_s": NEVER_S,
-            "timeout_s": PATIENCE_S,
-            "on_sample": scraped.on_sample,
-            "on_failure": scraped.on_failure,
-            "busy": lambda: scraped.busy,
-            "clock": lambda: scraped.now,
-            **settings,
-        },
-    )
-    scraped.task = asyncio.create_task(scraped.scraper.run())
-    try:
-        yield scraped
-    finally:
-        scraped.task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await scraped.task
-
-
 # what is read -----------------------------------------------------------------------------------------------------
 
 
 async def test_vllm_is_read_from_the_filtered_page(engine: Engine) -> None:
     async with scraping(engine.url) as scraped:
         sample = await scraped.sampled(2)
-    assert sample == Sample(8, 2, 0.75, 6.75, 770.0, 5.0, 800.0, 3000.0, started=100.0, kv_capacity_tokens=128_000)
+    assert sample == Sample(
+        8, 2, 0.75, 6.75, 770.0, 5.0, 800.0, 3000.0, 100.0, kv_capacity_tokens=128_000, progress=3800.0
+    )
     assert set(engine.asked) == {"filtered"}
     scraper = scraped.scraper
     assert (scraper.dialect, scraper.form, scraper.failing) == (VLLM, Form.FILTERED, None)
@@ -209,7 +65,7 @@ async def test_the_filter_of_the_library_that_vllm_uses(engine: Engine) -> None:
     latency.observe(0.25)
     latency.observe(0.5)
     Gauge("vllm:cache_config_info", "", ["block_size", "num_gpu_blocks"], registry=registry).labels("16", "100").set(1)
-    Gauge("vllm:num_requests_swapped", "", registry=registry)
+    Gauge("vllm:engine_sleep_state", "", registry=registry)
     pages: list[bytes] = []
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -221,7 +77,7 @@ async def test_the_filter_of_the_library_that_vllm_uses(engine: Engine) -> None:
         sample = await scraped.sampled()
     assert sample == Sample(3, 1, None, 0.75, 2.0, None, 40.0, None, started=100.0, kv_capacity_tokens=1600)
     assert scraped.scraper.kv_capacity_tokens == 1600
-    assert b"swapped" not in pages[0] and b"_bucket" not in pages[0]
+    assert b"sleep" not in pages[0] and b"_bucket" not in pages[0]
     assert set(engine.asked) == {"filtered"}
 
 
@@ -261,7 +117,7 @@ async def test_auto_notices_another_engine_at_the_same_address(engine: Engine) -
 
 
 async def test_auto_and_an_unknown_page(engine: Engine) -> None:
-    engine.full = answer(b"tgi_queue_size 3\n")
+    engine.full = answer(b"queue_size 3\n")
     async with scraping(engine.url, dialect="auto") as scraped:
         failure = await scraped.failed()
     assert failure.kind is FailureKind.MISSING
@@ -278,6 +134,106 @@ async def test_the_sample_carries_the_time_at_which_it_was_asked_for(engine: Eng
         sample = await scraped.sampled()
     assert sample.started == 100.0
     assert scraped.scraper.last_duration_s == 0.5
+
+
+# which engine -------------------------------------------------------------------------------------------------------
+
+
+TRTLLM_PAGE = b"trtllm_num_requests_running 3\ntrtllm_num_requests_waiting 2\n"
+
+
+def at_path(pages: dict[str, bytes]) -> Handler:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if request.path not in pages:
+            return web.json_response([{"iter": 1}])  # as trtllm-serve answers at /metrics
+        return web.Response(body=pages[request.path])
+
+    return handle
+
+
+async def test_auto_finds_a_page_that_is_elsewhere_and_notices_that_it_has_moved(engine: Engine) -> None:
+    engine.full = at_path({"/prometheus/metrics": TRTLLM_PAGE})
+    engine.filtered = answer(b"")
+    async with scraping(engine.url, dialect="auto") as scraped:
+        sample = await scraped.sampled(2)
+        assert (sample.running, sample.waiting, scraped.scraper.dialect) == (3, 2, TENSORRT_LLM)
+        paths = [request.path for request in engine.requests]
+        assert paths[:3] == ["/metrics", "/prometheus/metrics", "/prometheus/metrics"]
+        engine.full = at_path({"/metrics": LLAMACPP_PAGE})
+        await scraped.until(lambda: scraped.scraper.dialect is LLAMACPP)
+    assert not scraped.failures
+
+
+async def test_a_known_engine_is_asked_where_it_has_its_page(engine: Engine) -> None:
+    engine.full = at_path({"/prometheus/metrics": TRTLLM_PAGE})
+    async with scraping(engine.url, dialect=TENSORRT_LLM) as scraped:
+        await scraped.sampled(2)
+    assert {request.path for request in engine.requests} == {"/prometheus/metrics"}
+
+
+async def test_who_answers_is_told_at_first_and_when_another_may_be_there(engine: Engine) -> None:
+    told: list[tuple[Dialect, int]] = []
+    async with scraping(
+        engine.url, dialect="auto", on_engine=lambda dialect: told.append((dialect, len(scraped.samples)))
+    ) as scraped:
+        await scraped.sampled(3)
+        assert told == [(VLLM, 0)]  # before its first sample, and once
+        engine.full, engine.filtered = answer(LLAMACPP_PAGE), answer(b"", status=404)
+        await scraped.until(lambda: scraped.samples[-1].running == 4)
+        await scraped.sampled(2)
+        assert [dialect for dialect, _ in told] == [VLLM, LLAMACPP]
+        engine.full = answer(b"", status=500)
+        await scraped.failed()
+        engine.full = answer(LLAMACPP_PAGE)
+        await scraped.sampled(2)
+        assert len(told) == 2  # it was there all the time
+        engine.full = hang_up
+        assert (await scraped.failed()).kind is FailureKind.REFUSED
+        engine.full = answer(LLAMACPP_PAGE)
+        await scraped.sampled(2)
+    assert [dialect for dialect, _ in told] == [VLLM, LLAMACPP, LLAMACPP]
+
+
+async def hang_up(request: web.Request) -> web.StreamResponse:
+    assert request.transport is not None
+    request.transport.close()
+    return web.Response()
+
+
+async def test_a_crash_in_on_engine_does_not_lose_the_sample(engine: Engine) -> None:
+    def crash(_: Dialect) -> None:
+        raise RuntimeError("on purpose")
+
+    with capture_logs():
+        async with scraping(engine.url, on_engine=crash) as scraped:
+            assert (await scraped.sampled()).running == 8
+    assert scraped.scraper.faults == 1
+
+
+async def test_what_an_engine_cannot_tell_is_said_once(engine: Engine) -> None:
+    engine.full = answer(LLAMACPP_PAGE)
+    with capture_logs() as logs:
+        async with scraping(engine.url, dialect=LLAMACPP) as scraped:
+            await scraped.sampled(3)
+            engine.full = hang_up
+            await scraped.failed()
+            engine.full = answer(LLAMACPP_PAGE)
+            await scraped.sampled(3)
+    said = [log["signals"] for log in logs if log["event"] == "this engine does not tell"]
+    assert len(said) == 1 and {"preemptions", "adapters", "ttft"} <= set(said[0])
+
+
+async def test_a_page_that_has_not_changed_is_a_new_reading(engine: Engine) -> None:
+    async with scraping(engine.url) as scraped:
+        first = await scraped.sampled()
+        scraped.now += 1.0
+        await scraped.until(lambda: scraped.samples[-1].started == 101.0)
+        assert scraped.samples[-1] == dataclasses.replace(first, started=101.0)
+        engine.filtered = filtering(VLLM_PAGE.replace(b'waiting{engine="1",', b'waiting{engine="1",x="",'))
+        await scraped.sampled(2)
+        engine.filtered = filtering(VLLM_PAGE.replace(b'"base \\"v2\\""} 5.0', b'"base \\"v2\\""} 6.0', 1))
+        await scraped.until(lambda: scraped.samples[-1].running == 9)
+    assert not scraped.failures
 
 
 # the filter that is not understood --------------------------------------------------------------------------------
@@ -337,265 +293,6 @@ async def test_when_neither_page_helps_the_filter_is_not_blamed(engine: Engine) 
         engine.filtered = filtering(VLLM_PAGE)
         await scraped.sampled()
     assert scraped.scraper.form is Form.FILTERED
-
-
-# failures ---------------------------------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-async def test_connection_refused() -> None:
-    async with scraping(f"http://127.0.0.1:{free_port()}") as scraped:
-        failure = await scraped.failed()
-    assert failure.kind is FailureKind.REFUSED
-    assert failure.at == 100.0
-    assert scraped.scraper.failures[FailureKind.REFUSED] >= 1
-    assert scraped.scraper.last_failure is not None and scraped.scraper.failing is FailureKind.REFUSED
-
-
-async def test_an_engine_that_goes_away_and_comes_back() -> None:
-    engine = Engine()
-    async with serving(engine), scraping(engine.url) as scraped:
-        await scraped.sampled()
-        port = int(engine.url.rsplit(":", 1)[1].strip("/"))
-    async with scraping(f"http://127.0.0.1:{port}") as scraped:
-        await scraped.failed(2)
-        back = web.Application()
-        back.router.add_get("/{path:.*}", engine.handle)
-        server = TestServer(back, port=port)
-        await server.start_server()
-        try:
-            await scraped.sampled(2)
-        finally:
-            await server.close()
-    assert scraped.failures[-1].kind is FailureKind.REFUSED
-
-
-async def test_an_engine_slower_than_the_timeout(engine: Engine) -> None:
-    engine.filtered = forever()
-    async with scraping(engine.url, timeout_s=0.05) as scraped:
-        failure = await scraped.failed(2)
-        assert failure.kind is FailureKind.TIMEOUT
-        assert failure.message == "no page within 0.05 s"
-        engine.filtered = filtering(VLLM_PAGE)
-        scraped.scraper._timeout_s = PATIENCE_S  # so that a slow machine passes too
-        await scraped.sampled()
-    assert "full" not in engine.asked
-
-
-async def test_a_page_that_stops_in_the_middle_is_a_timeout(engine: Engine) -> None:
-    async def stall(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        await response.write(LLAMACPP_PAGE[:100])
-        await asyncio.sleep(NEVER_S)
-        raise AssertionError
-
-    engine.full = stall
-    async with scraping(engine.url, dialect=LLAMACPP, timeout_s=0.1) as scraped:
-        assert (await scraped.failed()).kind is FailureKind.TIMEOUT
-
-
-@pytest.mark.parametrize(
-    ("reply", "kind", "said"),
-    [
-        (answer(b"no", status=500), FailureKind.STATUS, "HTTP status 500"),
-        (answer(b"no", status=404), FailureKind.STATUS, "HTTP status 404"),
-        (answer(b"", status=302, Location="/login"), FailureKind.STATUS, "HTTP status 302, to /login"),
-        (answer(b"<html><body>Sign in</body></html>"), FailureKind.MISSING, "llamacpp:requests_processing"),
-        (answer(b""), FailureKind.MISSING, "llamacpp:requests_processing"),
-        (answer(bytes(range(256)) * 200), FailureKind.MISSING, "llamacpp:requests_processing"),
-        (answer(LLAMACPP_PAGE[:-2]), FailureKind.MALFORMED, "llamacpp:requests_deferred"),
-        (answer(LLAMACPP_PAGE.replace(b"deferred 9", b"deferred -1")), FailureKind.MISSING, "cannot be true"),
-        (answer(b"\x1f\x8b no gzip", Content_Encoding="gzip"), FailureKind.MALFORMED, "gzip"),
-    ],
-    ids=["500", "404", "redirect", "html", "empty", "binary", "half a line", "minus one", "bad gzip"],
-)
-async def test_answers_that_are_no_metrics(engine: Engine, reply: Handler, kind: FailureKind, said: str) -> None:
-    engine.full = reply
-    async with scraping(engine.url, dialect=LLAMACPP) as scraped:
-        failure = await scraped.failed()
-        assert failure.kind is kind
-        assert said in failure.message
-        assert not scraped.samples
-        engine.full = answer(LLAMACPP_PAGE)
-        assert (await scraped.sampled()).waiting == 9
-    assert {request.path for request in engine.requests} == {"/metrics"}  # nobody followed the redirect
-
-
-HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
-
-
-@pytest.mark.parametrize(
-    ("reply", "kind"),
-    [
-        (b"", FailureKind.REFUSED),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", FailureKind.MALFORMED),
-        (HEAD + b"Content-Length: 500\r\n\r\n" + LLAMACPP_PAGE[:60], FailureKind.MALFORMED),
-        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n10\r\nllama", FailureKind.MALFORMED),
-        # without a length the end of the connection is the end of the page: only the open line tells
-        (HEAD + b"Connection: close\r\n\r\n" + LLAMACPP_PAGE[:-2], FailureKind.MALFORMED),
-    ],
-    ids=["closed without an answer", "not HTTP", "shorter than its length", "half a chunk", "cut off"],
-)
-async def test_answers_that_break_off(reply: bytes, kind: FailureKind) -> None:
-    async with raw_server(reply) as url, scraping(url, dialect=LLAMACPP) as scraped:
-        failure = await scraped.failed()
-    assert failure.kind is kind, failure.message
-
-
-async def test_a_page_of_fifty_megabytes_is_left_unread(engine: Engine) -> None:
-    sent = 0
-
-    async def flood(request: web.Request) -> web.StreamResponse:
-        nonlocal sent
-        sent = 0
-        response = web.StreamResponse()
-        await response.prepare(request)
-        with contextlib.suppress(ConnectionError):
-            for _ in range(50):
-                await response.write(b"x 1\n" * 250_000)
-                sent += 1
-        return response
-
-    engine.full = flood
-    async with scraping(engine.url, dialect=LLAMACPP, interval_s=NEVER_S) as scraped:
-        failure = await scraped.failed()
-    assert failure.kind is FailureKind.TOO_LARGE
-    assert failure.message == "the page has more than 4194304 bytes"
-    assert sent < 40  # megabytes: 4 read, the rest of it in socket buffers
-
-
-async def test_a_small_page_that_unpacks_to_a_large_one_is_too_large(engine: Engine) -> None:
-    engine.full = answer(gzip.compress(b"x 1\n" * 2_000_000), Content_Encoding="gzip")
-    async with scraping(engine.url, dialect=LLAMACPP, interval_s=NEVER_S) as scraped:
-        assert (await scraped.failed()).kind is FailureKind.TOO_LARGE
-
-
-async def test_gzip_is_not_asked_for_and_is_understood(engine: Engine) -> None:
-    engine.full = answer(gzip.compress(LLAMACPP_PAGE), Content_Encoding="gzip")
-    async with scraping(engine.url, dialect=LLAMACPP) as scraped:
-        assert (await scraped.sampled()).waiting == 9
-    assert engine.requests[0].headers["Accept-Encoding"] == "identity"
-
-
-async def test_impossible_values_are_counted_whether_or_not_there_is_a_sample(engine: Engine) -> None:
-    engine.full = answer(LLAMACPP_PAGE.replace(b"deferred 9", b"deferred -1"))
-    async with scraping(engine.url, dialect=LLAMACPP) as scraped:
-        await scraped.failed()
-        assert scraped.scraper.ignored["waiting"] >= 1
-        engine.full = answer(LLAMACPP_PAGE.replace(b"prompt_tokens_total 120", b"prompt_tokens_total NaN"))
-        assert (await scraped.sampled()).prompt_tokens is None
-    assert scraped.scraper.ignored["prompt_tokens"] >= 1
-
-
-@pytest.mark.parametrize("url", ["", "127.0.0.1:8000", "ftp://h/", "http://", "/metrics"])
-def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
-    with pytest.raises(ValueError, match="engine-a"):
-        Scraper(
-            "engine-a",
-            url,
-            interval_s=1.0,
-            idle_interval_s=1.0,
-            timeout_s=1.0,
-            on_sample=lambda _: None,
-            on_failure=lambda _: None,
-            busy=lambda: True,
-            clock=lambda: 0.0,
-        )
-
-
-# rhythm -----------------------------------------------------------------------------------------------------------
-
-
-async def test_wake_ends_an_idle_pause(engine: Engine) -> None:
-    async with scraping(engine.url, busy=lambda: False) as scraped:
-        await scraped.sampled()
-        for woken in (1, 2, 3):
-            scraped.scraper.wake()
-            await scraped.sampled()
-            await asyncio.sleep(0.02)  # twenty intervals: one wake is one reading
-            assert len(engine.asked) == 1 + woken
-
-
-async def test_a_wake_during_a_scrape_is_not_lost(engine: Engine) -> None:
-    held = asyncio.Event()
-
-    async def hold(request: web.Request) -> web.StreamResponse:
-        await held.wait()
-        return await filtering(VLLM_PAGE)(request)
-
-    engine.filtered = hold
-    async with scraping(engine.url) as scraped:
-        scraped.busy = False
-        await engine.requested(1)
-        scraped.scraper.wake()  # the page under way may be from before the request
-        held.set()
-        await scraped.sampled(2)
-
-
-async def test_an_idle_endpoint_is_left_alone(engine: Engine) -> None:
-    async with scraping(engine.url, busy=lambda: False) as scraped:
-        await scraped.sampled()
-        await asyncio.sleep(0.05)  # fifty intervals; a slow machine makes it easier, not harder
-        assert len(engine.asked) == 1
-
-
-async def test_wake_does_not_hurry_a_busy_scraper(engine: Engine) -> None:
-    async with scraping(engine.url, interval_s=NEVER_S) as scraped:
-        await scraped.sampled()
-        for _ in range(5):
-            scraped.scraper.wake()
-            await asyncio.sleep(0.01)
-        assert len(engine.asked) == 1
-
-
-async def test_an_idle_endpoint_is_read_at_its_own_interval(engine: Engine) -> None:
-    async with scraping(engine.url, busy=lambda: False, idle_interval_s=0.002) as scraped:
-        await scraped.sampled(3)
-
-
-async def test_one_scrape_at_a_time_over_one_connection(engine: Engine) -> None:
-    inside = most = 0
-
-    async def count(request: web.Request) -> web.StreamResponse:
-        nonlocal inside, most
-        inside += 1
-        most = max(most, inside)
-        scraped.scraper.wake()
-        await asyncio.sleep(0.005)
-        inside -= 1
-        return await filtering(VLLM_PAGE)(request)
-
-    engine.filtered = count
-    async with scraping(engine.url) as scraped:
-        await scraped.sampled(5)
-        # keep-alive: the client's port is the same each time
-        ports = {request.transport.get_extra_info("peername")[1] for request in engine.requests if request.transport}
-    assert most == 1
-    assert len(ports) == 1
-
-
-async def test_a_slow_engine_gets_as_much_rest_as_work(engine: Engine) -> None:
-    loop = asyncio.get_running_loop()
-    answered: list[float] = []
-    rests: list[float] = []
-
-    async def slow(request: web.Request) -> web.StreamResponse:
-        if answered:
-            rests.append(loop.time() - answered[-1])
-        await asyncio.sleep(0.1)
-        answered.append(loop.time())
-        return await filtering(VLLM_PAGE)(request)
-
-    engine.filtered = slow
-    async with scraping(engine.url, interval_s=0.001) as scraped:
-        await scraped.sampled(3)
-    assert min(rests) >= 0.09
 
 
 # faults and the end -----------------------------------------------------------------------------------------------

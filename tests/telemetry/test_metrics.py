@@ -15,10 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.core.events import Evict, Refuse, Release, Settled
 from extproc.core.model import Source
+from extproc.core.priority import PriorityWay
 from extproc.core.reasons import Reason
 from extproc.core.view import ClassView, PoolView
 from extproc.core.windows import Stance, WindowView
-from extproc.telemetry.metrics import Metrics, ScrapeStats
+from extproc.telemetry.metrics import EndpointSetStats, Metrics, ScrapeStats
 
 GOLDEN = Path(__file__).with_name("metrics.golden")
 
@@ -34,6 +35,7 @@ READ = WindowView(
     waiting=1,
     kv_usage=0.25,
     age_s=0.125,
+    turned_away=4,
 )
 UNREAD = WindowView("10.0.0.2:8000", Stance.STARTING, 8.0, 0, 0, None, None, None, None, None, None)
 POOL = PoolView(
@@ -48,15 +50,16 @@ POOL = PoolView(
     counts={"usage": 1, "page": 0},
 )
 SCRAPERS = [
-    ScrapeStats("sim", "10.0.0.1:8000", "vllm", 40, {"timeout": 2, "refused": 0}, 0.0125),
-    ScrapeStats("sim", "10.0.0.2:8000", "unknown", 0, {}, 0.0),
+    ScrapeStats("sim", "10.0.0.1:8000", "vllm", 40, {"timeout": 2, "refused": 0}, 0.0125, PriorityWay(header=True)),
+    ScrapeStats("sim", "10.0.0.2:8000", "unknown", 0, {}, 0.0, PriorityWay(body=True, high_first=True)),
 ]
+SETS = [EndpointSetStats("sim", endpoints=2, failures=3, age_s=0.5), EndpointSetStats("other", 0, 1, None)]
 
 
 def filled() -> Metrics:
     """One of everything that can be told."""
     metrics = Metrics("1.2.3")
-    metrics.watch(lambda: [POOL], lambda: SCRAPERS, lambda: 12)
+    metrics.watch(lambda: [POOL], lambda: SCRAPERS, lambda: SETS, lambda: 12)
     metrics.effects(
         "sim",
         [
@@ -79,6 +82,7 @@ def filled() -> Metrics:
     metrics.clamped()
     metrics.fault("stream")
     metrics.access_log("matched")
+    metrics.choice_ignored("sim")
     return metrics
 
 
@@ -137,6 +141,14 @@ def test_what_happened_is_counted() -> None:
     assert seen["fairlane_settled_cost_total", "interactive", "sim"] == 120.5
     assert seen["fairlane_cancelled_requests_total", "sim"] == 1
     assert seen["fairlane_handed_over_requests_total", "sim"] == 1
+    assert seen["fairlane_ignored_choices_total", "sim"] == 1
+    assert seen["fairlane_endpoint_turned_away_total", "10.0.0.1:8000", "sim"] == 4
+    assert seen["fairlane_priority_told_info", "10.0.0.1:8000", "low", "sim", "header"] == 1
+    assert seen["fairlane_priority_told_info", "10.0.0.2:8000", "high", "sim", "body"] == 1
+    assert seen["fairlane_endpoints", "sim"] == 2
+    assert seen["fairlane_endpoint_source_failures_total", "other"] == 1
+    assert seen["fairlane_endpoint_source_age_seconds", "sim"] == 0.5
+    assert ("fairlane_endpoint_source_age_seconds", "other") not in seen  # never known: absent, not 0
     assert seen["fairlane_passed_requests_total", "unknown_model"] == 1
     assert seen["fairlane_clamped_requests_total",] == 1
     assert seen["fairlane_access_log_entries_total", "matched"] == 1
@@ -187,6 +199,8 @@ def test_what_is_not_known_is_absent_and_not_zero() -> None:
         "fairlane_scrapes_total",
         "fairlane_scrape_duration_seconds",
         "fairlane_dialect_info",
+        "fairlane_endpoint_turned_away_total",
+        "fairlane_priority_told_info",
     }
 
 
@@ -206,6 +220,7 @@ def test_before_anything_has_happened() -> None:
         ("fairlane_faults_total", "scheduler"): 0,
         ("fairlane_faults_total", "recording"): 0,
         ("fairlane_faults_total", "key_file"): 0,
+        ("fairlane_faults_total", "engines"): 0,
         ("fairlane_untracked_requests_total",): 0,
         ("fairlane_open_streams",): 0,
     }

@@ -301,6 +301,31 @@ def test_half_a_body_and_old_clients() -> None:
     assert manager["http_protocol_options"] == {"accept_http_10": True}
 
 
+# -- who chooses, and what an engine turns away ---------------------------------------------------
+
+
+def test_envoy_may_choose_by_itself() -> None:
+    (policy,) = cluster(made(pick="envoy"), "vllm")["load_balancing_policy"]["policies"]
+    assert policy["typed_extension_config"]["name"] == "envoy.load_balancing_policies.least_request"
+    assert "override_host" in json.dumps(cluster(made(), "vllm"))
+
+
+def test_what_an_engine_turns_away_goes_to_another_one() -> None:
+    config = made(retry_turned_away=True, queued=(*DEFAULT, "/own"))
+    for name, route in routes(config).items():
+        if name == "direct":
+            assert "retry_policy" not in route["route"]
+            continue
+        policy = route["route"]["retry_policy"]
+        assert policy["retry_on"] == "connect-failure,retriable-status-codes"
+        assert policy["retriable_status_codes"] == [429, 503]
+        assert policy["num_retries"] == 2
+        assert policy["retry_host_predicate"][0]["name"] == "envoy.retry_host_predicates.previous_hosts"
+        assert [h["header"]["key"] for h in route["response_headers_to_add"]].count("x-should-retry") == 1
+    assert "x-should-retry" not in json.dumps(made())
+    assert list(inside(made(), "retriable_status_codes")) == []
+
+
 # -- without Fairlane -----------------------------------------------------------------------------
 
 

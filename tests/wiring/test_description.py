@@ -102,6 +102,18 @@ def test_one_pool_in_many_is_enough_for_the_body_edit() -> None:
     assert note.startswith("There are 2 pools and one cluster of engines")
 
 
+def test_aliases_and_engines_that_read_the_body_need_the_body_edit() -> None:
+    assert derive.wiring(config([{**POOL, "aliases": {"x": "m"}}])).append
+    assert derive.wiring(config([{**POOL, "engine": "sglang"}])).append
+    assert not derive.wiring(config([{**POOL, "engine": "vllm"}])).append
+
+
+def test_envoy_chooses_only_where_every_pool_lets_it() -> None:
+    by_envoy = {"pick": {"by": "envoy"}}
+    assert derive.wiring(config([{**POOL, **by_envoy}, {**OTHER, **by_envoy}])).pick == "envoy"
+    assert derive.wiring(config([{**POOL, **by_envoy}, OTHER])).pick == "fairlane"
+
+
 def test_usage_that_is_asked_for_in_the_clients_place_needs_the_body_edit() -> None:
     wants = config(requests={"include_usage": "inject"})
     assert derive.wiring(wants).append

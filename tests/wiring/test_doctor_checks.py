@@ -37,6 +37,11 @@ class Case:
     mends: bool = True  # the fix can be merged
 
 
+def one_by_name(envoy: Envoy) -> None:
+    envoy.endpoints("vllm").pop()
+    envoy.cluster("vllm")["type"] = "LOGICAL_DNS"
+
+
 def as_shipped(_: Envoy) -> None:
     """The fault is in fairlane.yaml."""
 
@@ -504,15 +509,31 @@ CASES = [
         "body_edit_missing",
         as_shipped,
         f"{MANAGER}.http_filters",
-        "priority_via of pool sim",
+        "the engines of pool sim read their priority in the body",
         mends=False,
         pools=pool(priority_via="body"),
+    ),
+    case(
+        "body_edit_missing",
+        as_shipped,
+        f"{MANAGER}.http_filters",
+        "the engines of pool sim read their priority in the body",
+        mends=False,
+        pools=pool(engine="sglang", priority_via="auto"),
+    ),
+    case(
+        "body_edit_missing",
+        as_shipped,
+        f"{MANAGER}.http_filters",
+        "pool sim has aliases",
+        mends=False,
+        pools=pool(aliases={"gpt-4o": "sim-7b"}),
     ),
     case(
         "body_priority_fails_open",
         lambda e: lua(e, "append", APPEND, 2),
         EXT_PROC,
-        "priority_via of pool sim is in the body",
+        "the engines of pool sim read their priority in the body",
         mends=False,
         pools=pool(priority_via="both"),
     ),
@@ -732,6 +753,15 @@ CASES = [
         mends=False,
         pools=pool(endpoints=["127.0.0.1:8001"]),
     ),
+    case("endpoint_logical_dns", one_by_name, "clusters[1]", "LOGICAL_DNS", pools=pool(endpoints=["127.0.0.1:8001"])),
+    case(
+        "endpoints_fixed",
+        as_shipped,
+        "clusters[1]",
+        "pool sim has the addresses of engines.example, and vllm a list that does not change",
+        mends=False,
+        pools=pool(endpoints={"dns": {"name": "engines.example", "port": 8001}}),
+    ),
     case(
         "endpoints_unknown",
         lambda e: e.endpoints("vllm")[0]["endpoint"]["address"]["socket_address"].update(address="engine-1"),
@@ -791,6 +821,20 @@ CASES = [
         ),
         "virtual_hosts[0].retry_policy",
         "has reset, gateway-error",
+    ),
+    case(
+        "route_retries",
+        lambda e: e.route()["route"]["retry_policy"].update(
+            retry_on="connect-failure,retriable-status-codes", retriable_status_codes=[429, 500, 503]
+        ),
+        "route.retry_policy",
+        "retriable_status_codes has 500",
+    ),
+    case(
+        "route_retries_same",
+        lambda e: e.route()["route"]["retry_policy"].pop("retry_host_predicate"),
+        "route.retry_policy",
+        "no previous_hosts",
     ),
     case(
         "route_copies",
@@ -910,6 +954,38 @@ def ids(envoy: Envoy, **more: Any) -> set[str]:
 def everything(envoy: Envoy) -> list[Finding]:
     """With those that the shipped pair has."""
     return list(examine(Source("e", envoy.data), config()).findings)
+
+
+def test_retries_of_what_an_engine_turned_away_are_no_fault() -> None:
+    def turned_away(envoy: Envoy) -> None:
+        policy = envoy.route()["route"]["retry_policy"]
+        policy.update(retry_on="connect-failure,retriable-status-codes", retriable_status_codes=[429, 503])
+
+    assert ids(spoilt(turned_away)) == set()
+
+
+def test_nobody_chooses_but_envoy() -> None:
+    """Neither a policy for the choice nor one that fits is needed where no pool lets Fairlane choose."""
+    envoy = spoilt(lambda e: e.cluster("vllm").pop("load_balancing_policy"))
+    by_envoy = {"pick": {"by": "envoy"}}
+    assert ids(envoy, fairlane=config(pools=pool(**by_envoy))) == set()
+    mixed = [*pool(**by_envoy), {**pool()[0], "name": "other", "models": ["other"]}]
+    assert ids(envoy, fairlane=config(pools=mixed)) == {"endpoint_choice_missing"}
+
+
+def test_logical_dns_in_its_newer_form() -> None:
+    def logical(envoy: Envoy) -> None:
+        cluster = envoy.cluster("vllm")
+        del cluster["type"]
+        kind = "type.googleapis.com/envoy.extensions.clusters.dns.v3.DnsCluster"
+        config = {"@type": kind, "all_addresses_in_single_endpoint": True}
+        cluster["cluster_type"] = {"name": "envoy.clusters.dns", "typed_config": config}
+
+    envoy = spoilt(logical)
+    (found,) = findings(envoy)
+    assert found.id == "endpoint_logical_dns"
+    apply(envoy, found)
+    assert findings(envoy) == []
 
 
 def test_the_shipped_pair_is_clean() -> None:

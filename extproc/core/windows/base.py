@@ -15,10 +15,13 @@
                     it failed (until a page asked for afterwards is read, or for two seconds: a dead engine refuses
                     faster than any other answers, and would be sent all that waits). A connection that breaks counts
                     when it is the second within a second: one alone may be the fault of its request
+        STALLED     its pages come, show work, and no progress with it, see `stall`. With progress all is learnt anew
 
 A request may go
 
-    never       to a removed endpoint, to one that is STARTING or DOWN, or in an OUTAGE whose policy is to hold;
+    never       to a removed endpoint, to one that is STARTING or DOWN, or in an OUTAGE whose policy is to hold; or
+                while it is to be left alone, having turned requests away, see `turned_away`;
+    seldom      to a STALLED one: when nothing of ours has been inside for a minute, one, to see;
     always      when nothing of ours is inside, whatever its size and width, unless another is owed the turn (that one
                 goes then, or is forgotten after a second). Foreign load that fills the window holds it
                 back too, but for five seconds without a change of ours at most: gauges of some engines stay high for
@@ -45,12 +48,18 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from extproc.core.model import Gates, Outage, Request, Sample, WindowPolicy
 from extproc.core.windows.change import Change, change, cleaned
 from extproc.core.windows.gates import closed_gate
 from extproc.core.windows.history import GRAIN_S, History
+from extproc.core.windows.stall import Stall
+from extproc.core.windows.turned_away import TurnedAway
 from extproc.core.windows.view import Hold, Stance, WindowView
+
+if TYPE_CHECKING:
+    from extproc.core.windows.pool_load import PoolLoad
 
 STALE_INTERVALS = 3
 STALE_SLACK_S = 0.5
@@ -61,22 +70,25 @@ SUSPECT_S = 2.0
 BROKE_S = 1.0
 SHRINK = 0.1  # weight of a page on which fewer run while something waits
 MOST_PACE_S = 60.0  # for each output token; no engine is slower: such a pace is dropped and counted
+TRY_S = 60.0
 DIPS = 3  # readings of `running` over which its dips are bridged
 
 _NEVER = float("-inf")
 # On the path of each release: looking a member up in its enum costs more than all else in a line.
-_STARTING, _FRESH, _STALE, _OUTAGE, _DOWN = (
+_STARTING, _FRESH, _STALE, _OUTAGE, _DOWN, _STALLED = (
     Stance.STARTING,
     Stance.FRESH,
     Stance.STALE,
     Stance.OUTAGE,
     Stance.DOWN,
+    Stance.STALLED,
 )
 _HOLD, _OPEN = Outage.HOLD, Outage.OPEN
 _BOOKS = (
     *("in_flight", "guests", "guest_turn", "last_take", "removed", "absurd", "foreign", "tpot_s", "ttft_s", "pace_s"),
     *("_added_at", "_down", "_attempted", "_history", "_foreign", "_foreign_known", "_page_tpot", "_page_ttft"),
-    *("_suspect_at", "_broke_at", "_last", "_read_at", "_fresh_until", "_running"),
+    *("_suspect_at", "_broke_at", "_last", "_read_at", "_fresh_until", "_running", "_stall", "_turned_away"),
+    *("lives", "kv_usage", "turned_away"),
 )
 
 
@@ -95,7 +107,10 @@ class Window:
         self.guest_turn = 1  # goes up when the window is no longer overfull: those from before are guests no more
         self.last_take = 0  # number of the last release to it, to go round among equals
         self.removed = False
+        self.lives = 0  # goes up when all that was learnt is void: another engine, or the same one anew
+        self.pool_load: PoolLoad | None = None  # counts foreign load, where that is done for all endpoints together
         self.absurd = 0
+        self.turned_away = 0  # ever
         self._added_at = now
         self._down = False
         self._attempted = False
@@ -105,8 +120,10 @@ class Window:
 
     def _fresh_start(self) -> None:
         """All that was learnt is void. Our own books stay: they are tied to streams."""
+        self.lives += 1
         self.capacity = 0.0  # R; the subclass's
         self.foreign = 0
+        self.kv_usage = 0.0  # of the last page, 0..1; 0 where it is not known
         self.tpot_s: float | None = None  # of the last page that had tokens
         self.ttft_s: float | None = None
         self.pace_s: float | None = None  # seconds per output token of one request, last known
@@ -123,6 +140,8 @@ class Window:
         self._slots: float | None = None  # that ran while something waited; None: nothing has waited yet
         self._turn_from = self._freed  # slots freed when the capacity was last changed, or something waited
         self._turn_began = _NEVER
+        self._stall = Stall()
+        self._turned_away = TurnedAway()
         self._reset()
 
     # -- what may be released ---------------------------------------------------------------------
@@ -131,9 +150,17 @@ class Window:
     def load(self) -> int:
         return self.in_flight + self.foreign
 
+    @property
+    def adapters(self) -> tuple[tuple[str, ...], int | None]:
+        """(LoRA adapters that the last page shows, how many fit into a batch). None: it does not tell."""
+        last = self._last
+        return ((), None) if last is None else (last.adapters or (), last.max_adapters)
+
     def stance(self, now: float) -> Stance:
         if self._down or now - self._suspect_at < SUSPECT_S:
             return _DOWN
+        if self._stall.since is not None:
+            return _STALLED
         if self._read_at is None:
             waiting_for_first = not self._attempted and now - self._added_at < self.policy.first_scrape_grace_s
             return _STARTING if waiting_for_first else _OUTAGE
@@ -168,8 +195,10 @@ class Window:
         else:
             stance = self.stance(now)
             if not self._usable(stance):
-                return False
+                return stance is _STALLED and self._may_try(now)
             limit, own, inside = self._limit_in(q, stance), self.in_flight, self._inside(stance)
+        if self._turned_away.until > now:
+            return False
         if own == 0:
             if self.owed(now) not in (None, request):
                 return False
@@ -180,10 +209,20 @@ class Window:
             return False
         return self._fits(request, now)
 
+    def fits(self, request: Request, now: float) -> bool:
+        """As `accepts`, but for the slots, where these are counted for all endpoints together."""
+        if not self._usable(self.stance(now)) or self._turned_away.until > now:
+            return False
+        return self.owed(now) in (None, request) if self.in_flight == 0 else self._fits(request, now)
+
+    def no_room(self, request: Request, now: float) -> None:
+        """`request` asked for a place, and all endpoints together have none."""
+        self._asked(request, now)
+
     def may_overtake(self, request: Request, q: float, most: int, now: float) -> bool:
         """Whether a tenant with nothing inside may exceed a full window, by `most` slots."""
         stance = self.stance(now)
-        if not self._usable(stance):
+        if not self._usable(stance) or self._turned_away.until > now:
             return False
         limit, inside, slots = self._limit_in(q, stance), self._inside(stance), request.slots
         room = inside + slots <= limit + most
@@ -210,8 +249,14 @@ class Window:
         `without`: requests inside that are taken to be gone."""
         stance = self.stance(now)
         if not self._usable(stance):
+            if stance is _STALLED and self._may_try(now):
+                return None
             age = 0.0 if self._read_at is None else now - self._read_at
+            if stance is _STALLED and self._stall.since is not None:
+                age = now - self._stall.since
             return Hold("stance", age, 0.0, "s", "removed" if self.removed else stance.value)
+        if self._turned_away.until > now:
+            return Hold("turned_away", self._turned_away.until - now, 0.0, "s")
         gone = sum(other.slots for other in without)
         own, limit, slots = self.in_flight - gone, self._limit_in(q, stance), request.slots
         inside = self._inside(stance) - gone
@@ -230,18 +275,34 @@ class Window:
     def _may_probe(self, now: float) -> bool:
         return now - max(self._history.changed_at, self._added_at) > PROBE_S
 
+    def _may_try(self, now: float) -> bool:
+        """Whether a STALLED endpoint gets one request, to see."""
+        if self.removed or self.in_flight or self._stall.since is None:
+            return False
+        return now - max(self._stall.since, self._history.changed_at) > TRY_S
+
+    def opens_at(self, now: float) -> float:
+        """When a pause ends that nothing but time ends; infinite: there is none."""
+        until = max(self._turned_away.until, self._suspect_at + SUSPECT_S)
+        return until if until > now and not self.removed else math.inf
+
+    def here(self, now: float) -> bool:
+        """Whether there is an engine that may be sent something, now or when it has room."""
+        return not self.removed and self.stance(now) not in (_DOWN, _STALLED)
+
     def _usable(self, stance: Stance) -> bool:
-        if self.removed or stance is _DOWN or stance is _STARTING:
+        if self.removed or stance is _DOWN or stance is _STARTING or stance is _STALLED:
             return False
         return stance is not _OUTAGE or self.policy.outage is not _HOLD
 
     def _limit_anew(self, q: float) -> float:
-        limit = self._limits[q] = self._limit(q, _FRESH)
+        limit = self._limits[q] = min(self._limit(q, _FRESH), self._turned_away.most)
         return limit
 
     def _limit_in(self, q: float, stance: Stance) -> float:
         """Under a stance that releases at all."""
-        return self._limit(q, _FRESH if stance is _OUTAGE and self.policy.outage is _OPEN else stance)
+        limit = self._limit(q, _FRESH if stance is _OUTAGE and self.policy.outage is _OPEN else stance)
+        return min(limit, self._turned_away.most)
 
     def _inside(self, stance: Stance) -> int:
         return self.in_flight if stance is _OUTAGE else self.in_flight + self.foreign
@@ -280,8 +341,11 @@ class Window:
                 self.guests -= slots
             self._end_of_overfull()
 
-    def observed(self, request: Request, prompt_tokens: int | None, output_tokens: int | None) -> None:
+    def observed(self, request: Request, prompt_tokens: int | None, output_tokens: int | None) -> None:  # noqa: ARG002
         """What `request` really took is known, before or after its stream is over."""
+        self._stall.lives()
+        if output_tokens:
+            self._turned_away.served()
 
     def on_unreachable(self, now: float, *, broke: bool) -> None:
         """A connection to the endpoint failed; or it `broke`."""
@@ -290,6 +354,12 @@ class Window:
         else:
             self._suspect_at = now
             self._fresh_until = _NEVER
+
+    def on_turned_away(self, slots: int, now: float) -> None:
+        """The engine has refused one of ours, of that many slots, which may still count as inside: it has no room."""
+        self.turned_away += 1
+        self._turned_away.note(max(0, self.in_flight + self.foreign - slots), now)
+        self._limits.clear()
 
     def on_failure(self, refused: bool) -> None:
         """The page could not be read. `refused`: nothing listens there any more."""
@@ -338,7 +408,15 @@ class Window:
         last, self._last, self._read_at = self._last, page, now
         if page.started > self._suspect_at:
             self._suspect_at = _NEVER
-        self._fresh_until = now + self._fresh_s() if self._suspect_at == _NEVER else _NEVER
+        # Where Envoy chooses, nobody knows whether what we count here is here.
+        own = self.in_flight if self.pool_load is None else 0
+        if self._stall.on_page(page, last, own, self.policy.stalled_after_s, now):
+            self._fresh_start()  # it has come back: as one that was down
+            self._read_at, self._last, last = now, page, None
+        fresh = self._suspect_at == _NEVER and self._stall.since is None
+        self._fresh_until = now + self._fresh_s() if fresh else _NEVER
+        if self._turned_away.on_page(now):
+            self._limits.clear()
         own_then, own_max = self._history.around(page.started, self.in_flight)
         most_inside = own_max + page.running + page.waiting
         if last is not None:
@@ -352,8 +430,9 @@ class Window:
             self._slots = float(page.running)
         elif page.waiting > 0 and (running := max(self._running)):
             self._slots = running if self._slots is None else self._slots + SHRINK * (running - self._slots)
-        self._learn_foreign(page, own_max)
+        self._learn_foreign(page, own_max, now)
         self._learn_latency(changed)
+        self.kv_usage = min(1.0, page.kv_usage or 0.0)
         self._learn(page, last, changed, own_then, q, asked, now)
         self._limits.clear()
         self._end_of_overfull()
@@ -369,8 +448,12 @@ class Window:
         if self.guests and self.in_flight + self.foreign <= self.capacity:
             self.guests, self.guest_turn = 0, self.guest_turn + 1
 
-    def _learn_foreign(self, page: Sample, own_max: int) -> None:
+    def _learn_foreign(self, page: Sample, own_max: int, now: float) -> None:
         if not self.counts_foreign:
+            return
+        if self.pool_load is not None:
+            self._foreign_known = False
+            self.pool_load.on_page(self.endpoint, page.waiting + page.running, page.started, now)
             return
         seen = max(0, page.waiting + page.running - own_max)
         if not self._foreign_known:
@@ -451,4 +534,6 @@ class Window:
             guests=self.guests,
             ttft_s=self.ttft_s,
             absurd=self.absurd,
+            turned_away=self.turned_away,
+            turned_away_limit=None if self._turned_away.most == math.inf else self._turned_away.most,
         )

@@ -14,6 +14,7 @@ class Stance(Enum):
     STALE = "stale"
     OUTAGE = "outage"
     DOWN = "down"  # the endpoint refuses or breaks connections
+    STALLED = "stalled"  # it answers, and makes no progress with what it has
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +61,5 @@ class WindowView:
     kv_expected: float | None = None  # most KV tokens that the engine is expected to hold, at any point ahead
     kv_ceiling: float | None = None  # KV tokens that the window plans with
     absurd: int = 0  # pages or figures dropped, because no engine can mean them
+    turned_away: int = 0  # requests that the engine refused for want of room
+    turned_away_limit: float | None = None  # requests that may be inside since then; None: no such limit

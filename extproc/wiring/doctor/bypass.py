@@ -17,7 +17,7 @@ from extproc.wiring.doctor.setup import Setup
 
 def _engines(setup: Setup) -> set[str]:
     """Clusters that lead to an engine, under whatever name."""
-    known = {address for pool in setup.config.pools for address in pool.endpoints}
+    known = {address for pool in setup.config.pools for address in pool.endpoints.known}
     known.update(address for cluster in setup.engines for address in cluster.endpoints)
     own = {name for gateway in setup.gateways for route in gateway.queued for name in route.clusters}
     return own | {each.name for each in setup.clusters.values() if known.intersection(each.endpoints)}

@@ -1,4 +1,4 @@
-"""Clusters: Fairlane's replicas and how a dead one is found, the engines and how one of them is chosen."""
+"""Clusters: Fairlane's replicas and how a dead one is found, and how the engines are spoken to."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from collections.abc import Iterator
 import betterproto2
 from envoy_data_plane.envoy.config.cluster.v3 import ClusterLbPolicy
 from envoy_data_plane.envoy.config.core.v3 import Http2ProtocolOptions, KeepaliveSettings
-from envoy_data_plane.envoy.extensions.load_balancing_policies.override_host.v3 import OverrideHost
 
 from extproc.wiring.doctor.check import Check
 from extproc.wiring.doctor.document import at, inside, listed
 from extproc.wiring.doctor.finding import Hit, Severity
 from extproc.wiring.doctor.setup import WIRING, ClusterView, Gateway, Setup
-from extproc.wiring.doctor.stripping import stripped
 from extproc.wiring.doctor.typed import Part, Reader
 
-ENDPOINT = "fairlane.endpoint"
 _HASHING = (ClusterLbPolicy.RING_HASH, ClusterLbPolicy.MAGLEV)
 _FROZEN_S = 30.0  # a frozen replica is to be found sooner than this
 _SLOW_S = 10.0
@@ -41,7 +38,8 @@ def _http2(cluster: ClusterView) -> Http2ProtocolOptions | None:
     return (same.http2_protocol_options or Http2ProtocolOptions()) if same is not None else None
 
 
-def _policies(cluster: ClusterView) -> list[Part[betterproto2.Message]]:
+def policies(cluster: ClusterView) -> list[Part[betterproto2.Message]]:
+    """Of load balancing, those that could be read."""
     raw, where = cluster.part.raw, at(cluster.where, "load_balancing_policy")
     reader, found = Reader(), []
     for place, each in listed(inside(raw, "load_balancing_policy"), "policies", where):
@@ -53,7 +51,7 @@ def _policies(cluster: ClusterView) -> list[Part[betterproto2.Message]]:
 
 
 def _hashes(cluster: ClusterView) -> bool:
-    kinds = {type(each.message).__name__ for each in _policies(cluster)}
+    kinds = {type(each.message).__name__ for each in policies(cluster)}
     return bool(kinds & {"RingHash", "Maglev"}) or cluster.part.message.lb_policy in _HASHING
 
 
@@ -166,59 +164,6 @@ def _panic(setup: Setup) -> Iterator[Hit]:
 # -- engines -----------------------------------------------------------------------------------------
 
 
-def _override(cluster: ClusterView) -> Part[betterproto2.Message] | None:
-    return next((each for each in _policies(cluster) if isinstance(each.message, OverrideHost)), None)
-
-
-def _choice_missing(setup: Setup) -> Iterator[Hit]:
-    for cluster in setup.engines:
-        part = _override(cluster)
-        if part is None:
-            if cluster.several:
-                yield Hit(cluster.where, f"cluster {cluster.name} has no override_host policy")
-        elif isinstance(part.message, OverrideHost) and not any(
-            source.metadata is not None
-            and source.metadata.key == ENDPOINT
-            and [segment.key for segment in source.metadata.path] == ["address"]
-            for source in part.message.override_host_sources
-        ):
-            fix = f"override_host_sources:\n- metadata: {{ key: {ENDPOINT}, path: [ {{ key: address }} ] }}"
-            yield Hit(part.where, f"override_host of cluster {cluster.name} does not read {ENDPOINT}", fix)
-
-
-def _choice_by_header(setup: Setup) -> Iterator[Hit]:
-    for cluster in setup.engines:
-        part = _override(cluster)
-        if part is None or not isinstance(part.message, OverrideHost):
-            continue
-        for source in part.message.override_host_sources:
-            if source.header and not all(stripped(gateway, source.header) for gateway in setup.gateways):
-                yield Hit(part.where, f"override_host of cluster {cluster.name} takes the header {source.header}")
-
-
-def _endpoints_differ(setup: Setup) -> Iterator[Hit]:
-    engines = setup.engines
-    if not engines:
-        return
-    listed_here = {address for cluster in engines for address in cluster.endpoints}
-    wanted = [address for pool in setup.config.pools for address in pool.endpoints]
-    if all(cluster.complete for cluster in engines):
-        missing = [address for address in wanted if address not in listed_here]
-        if missing:
-            names = ", ".join(cluster.name for cluster in engines)
-            yield Hit(engines[0].where, f"no endpoint of {names} is {', '.join(missing)}, as pools[].endpoints has it")
-    for cluster in engines:
-        unknown = [address for address in cluster.endpoints if cluster.complete and address not in wanted]
-        if unknown:
-            yield Hit(cluster.where, f"{', '.join(unknown)} of cluster {cluster.name} is in no pool of fairlane.yaml")
-
-
-def _endpoints_unknown(setup: Setup) -> Iterator[Hit]:
-    for cluster in setup.engines:
-        if not cluster.complete:
-            yield Hit(cluster.where, f"cluster {cluster.name} gets its addresses by name or from a control plane")
-
-
 def _engine_idle(setup: Setup) -> Iterator[Hit]:
     if all(pool.engine == "llamacpp" for pool in setup.config.pools):
         return
@@ -326,37 +271,6 @@ CHECKS = (
         "lost.",
         "value: 50",
         _panic,
-    ),
-    Check(
-        "endpoint_choice_missing",
-        Severity.ERROR,
-        "Fairlane counts a request at the engine that it has chosen; without override_host by its metadata Envoy "
-        "chooses another one.",
-        "# load_balancing_policy of the engines' cluster as in envoy/envoy.yaml: override_host with metadata "
-        "fairlane.endpoint, path address, and a fallback_policy",
-        _choice_missing,
-    ),
-    Check(
-        "endpoint_choice_by_header",
-        Severity.ERROR,
-        "A client can send a header, and so choose an engine, unless early_header_mutation_extensions strips it.",
-        "override_host_sources:\n- metadata: { key: fairlane.endpoint, path: [ { key: address } ] }",
-        _choice_by_header,
-    ),
-    Check(
-        "endpoints_differ",
-        Severity.ERROR,
-        "An address that the cluster has not is ignored, and Envoy chooses by itself; one that fairlane.yaml has not "
-        "gets requests that nobody counts.",
-        "# the same ip:port in load_assignment and in pools[].endpoints",
-        _endpoints_differ,
-    ),
-    Check(
-        "endpoints_unknown",
-        Severity.NOTE,
-        "Envoy matches Fairlane's choice by ip:port, so pools[].endpoints has to have what the names resolve to.",
-        "# compare pools[].endpoints with /clusters of Envoy's admin interface",
-        _endpoints_unknown,
     ),
     Check(
         "engine_idle_timeout",

@@ -18,12 +18,14 @@ from dataclasses import dataclass
 from extproc.config.model import Config
 from extproc.config.scheduling import Pool
 from extproc.wiring.doctor.check import Check
+from extproc.wiring.doctor.facts import edited
 from extproc.wiring.doctor.finding import Hit, Severity
 from extproc.wiring.doctor.setup import Answer, Setup
 
 _TIMEOUT_S = 3.0
 _LARGEST = 4 * 1024**2
 _HEADER_SINCE = (0, 28)  # vLLM
+_WITHOUT = ("llamacpp", "tgi", "tensorrt_llm", "triton")  # engines that take no priority
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 _POLICY = re.compile(r"""["']?\b(?:scheduling_)?policy\b["']?\s*[:=]\s*["'](\w+)["']""")
 
@@ -37,12 +39,12 @@ class _Page:
 
 def ask(config: Config) -> dict[str, Answer]:
     """What each engine says of itself, by its address. Takes up to six seconds for one that does not answer."""
-    return {address: _ask(address) for pool in _told(config) for address in pool.endpoints}
+    return {address: _ask(address) for pool in _told(config) for address in pool.endpoints.known}
 
 
 def _told(config: Config) -> Iterable[Pool]:
     """Pools whose engines are told a priority that they may obey."""
-    return [pool for pool in config.pools if pool.priority_via != "off" and pool.engine != "llamacpp"]
+    return [pool for pool in config.pools if pool.priority_via != "off" and pool.engine not in _WITHOUT]
 
 
 def _ask(address: str) -> Answer:
@@ -76,7 +78,7 @@ def _get(url: str) -> _Page:
 def _each(setup: Setup) -> Iterator[tuple[Pool, str, Answer]]:
     answers: Mapping[str, Answer] = setup.answers or {}
     for pool in _told(setup.config):
-        for address in pool.endpoints:
+        for address in pool.endpoints.known:
             if address in answers:
                 yield pool, address, answers[address]
 
@@ -97,8 +99,13 @@ def _too_old(setup: Setup) -> Iterator[Hit]:
     for pool, address, answer in _each(setup):
         version = _VERSION.match(answer.version or "")
         numbers = (int(version[1]), int(version[2])) if version is not None else _HEADER_SINCE
-        if pool.priority_via == "header" and numbers < _HEADER_SINCE:
+        by_header = pool.priority_via == "header" or (pool.priority_via == "auto" and not _edited(setup))
+        if by_header and numbers < _HEADER_SINCE:
             yield Hit(f"pools: {pool.name}: {address}", f"is vLLM {answer.version}")
+
+
+def _edited(setup: Setup) -> bool:
+    return all(edited(gateway) for gateway in setup.gateways)
 
 
 def _policy_off(setup: Setup) -> Iterator[Hit]:
@@ -136,7 +143,8 @@ CHECKS = (
         Severity.ERROR,
         "vLLM reads the header X-Vllm-Priority since 0.28; an older one goes by `priority` in the body, which any "
         "client can write.",
-        "# in fairlane.yaml, for the pool: priority_via: body",
+        "# in fairlane.yaml, for the pool: priority_via: body; and Envoy's configuration as fairlane envoy-config then "
+        "writes it",
         _too_old,
     ),
     Check(

@@ -161,32 +161,37 @@ def _ours(rules: JsonToMetadataMatchRules) -> bool:
 
 def _body_edit(setup: Setup) -> Iterator[Hit]:
     config = setup.config
-    pools = [pool.name for pool in config.pools if pool.priority_via in ("body", "both")]
-    wanted = [f"priority_via of pool {name} wants the priority in the body" for name in pools]
+    pools = [pool.name for pool in config.pools if pool.tells_in_body]
+    wanted = [f"the engines of pool {name} read their priority in the body" for name in pools]
+    wanted += [
+        f"pool {pool.name} has aliases, which engines are told by their own name"
+        for pool in config.pools
+        if pool.aliases
+    ]
     wanted += ["requests.include_usage is inject"] if config.requests.include_usage == "inject" else []
     if not wanted:
         return
     for gateway in setup.gateways:
-        if not _edited(gateway):
+        if not edited(gateway):
             yield Hit(gateway.chain, f"{'; '.join(wanted)}, and no filter edits the body")
 
 
-def _edited(gateway: Gateway) -> bool:
+def edited(gateway: Gateway) -> bool:
     """Whether what Fairlane wants in a body gets there."""
     return not _without_body(gateway) or any("fairlane.body" in each.lua for each in gateway.filters)
 
 
 def _body_priority(setup: Setup) -> Iterator[Hit]:
-    pools = [pool.name for pool in setup.config.pools if pool.priority_via in ("body", "both")]
+    pools = [pool.name for pool in setup.config.pools if pool.tells_in_body]
     for gateway in setup.gateways:
         defaults = [each for each in gateway.filters if _DEFAULT_PRIORITY.search(each.lua)]
         for each in gateway.holders:
             bare = any(route.runs(each) and not any(map(route.runs, defaults)) for route in gateway.queued)
-            if pools and bare and _edited(gateway) and each.config.failure_mode_allow and not each.holds_only:
+            if pools and bare and edited(gateway) and each.config.failure_mode_allow and not each.holds_only:
                 yield Hit(
                     each.at,
-                    f"priority_via of pool {', '.join(pools)} is in the body, failure_mode_allow is on, and no Lua "
-                    "filter has a default priority",
+                    f"the engines of pool {', '.join(pools)} read their priority in the body, failure_mode_allow is "
+                    "on, and no Lua filter has a default priority",
                 )
 
 
@@ -201,7 +206,7 @@ def _usage_chunk(setup: Setup) -> Iterator[Hit]:
             )
             for route in gateway.queued
         )
-        if gateway.logs and _edited(gateway) and not counted:
+        if gateway.logs and edited(gateway) and not counted:
             yield Hit(gateway.chain, "requests.include_usage is inject, and answers do not go through Fairlane")
 
 

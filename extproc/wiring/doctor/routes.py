@@ -31,7 +31,15 @@ _CLIENT_RETRIES = (
     "x-envoy-upstream-rq-per-try-timeout-ms",
 )
 # After these the engine may have begun, and may still be at it.
-_RUNS_TWICE = ("5xx", "gateway-error", "reset", "retriable-4xx", "retriable-status-codes", "retriable-headers")
+_RUNS_TWICE = ("5xx", "gateway-error", "reset", "retriable-4xx", "retriable-headers")
+_BY_STATUS = "retriable-status-codes"
+_TURNED_AWAY = {429, 503}  # the engine has no room, and has not begun
+_ANOTHER_MAY = {"connect-failure", "refused-stream", _BY_STATUS}  # what another engine may take
+_PREVIOUS_HOSTS = """retry_host_predicate:
+- name: envoy.retry_host_predicates.previous_hosts
+  typed_config:
+    "@type": type.googleapis.com/envoy.extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate
+host_selection_retry_max_attempts: 100"""
 _UPGRADING = (Body.BUFFERED, Body.STREAMED, Body.BUFFERED_PARTIAL, Body.FULL_DUPLEX_STREAMED)
 
 
@@ -136,11 +144,33 @@ def _runs_twice(setup: Setup) -> Iterator[Hit]:
                 found = [word for word in words if word in _RUNS_TWICE]
                 if found:
                     kept = [word for word in words if word and word not in _RUNS_TWICE]
+                    fix = f"retry_on: {','.join(kept) or 'connect-failure'}"
                     yield Hit(
                         where,
                         f"retry_on has {', '.join(found)}",
-                        f"retry_on: {','.join(kept) or 'connect-failure'}",
+                        fix if _elsewhere(policy) else f"{fix}\n{_PREVIOUS_HOSTS}",
                     )
+                others = [code for code in policy.retriable_status_codes if code not in _TURNED_AWAY]
+                if _BY_STATUS in words and others:
+                    yield Hit(
+                        where,
+                        f"retriable_status_codes has {', '.join(map(str, others))}",
+                        "retriable_status_codes: [ 429, 503 ]",
+                    )
+
+
+def _elsewhere(policy: RetryPolicy) -> bool:
+    """Whether a retry goes to another engine than those before."""
+    return any("previous_hosts" in predicate.name for predicate in policy.retry_host_predicate)
+
+
+def _same_again(setup: Setup) -> Iterator[Hit]:
+    for gateway in setup.gateways:
+        for route in gateway.queued:
+            for where, policy in _policies(route):
+                wanted = any(word.strip() in _ANOTHER_MAY for word in policy.retry_on.split(","))
+                if wanted and not _elsewhere(policy):
+                    yield Hit(where, "retry_host_predicate has no previous_hosts")
 
 
 def _hedged(setup: Setup) -> Iterator[Hit]:
@@ -275,9 +305,17 @@ CHECKS = (
     Check(
         "route_retries",
         Severity.ERROR,
-        "After a 5xx or a reset the request may be running: a retry runs it twice, and Fairlane counts it once.",
+        "After a 5xx or a reset the request may be running: a retry runs it twice, and Fairlane counts it once. Only "
+        "429 and 503, by which an engine says that it has no room, may be among the retriable_status_codes.",
         "retry_on: connect-failure",
         _runs_twice,
+    ),
+    Check(
+        "route_retries_same",
+        Severity.WARNING,
+        "An engine that refuses has the fewest requests, so after Fairlane's list Envoy would choose it again.",
+        _PREVIOUS_HOSTS,
+        _same_again,
     ),
     Check(
         "route_copies",

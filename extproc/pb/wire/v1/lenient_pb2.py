@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x66\x61irlane/wire/v1/lenient.proto\x12\x10\x66\x61irlane.wire.v1\"\x98\x01\n\x0fLenientMetadata\x12N\n\x0f\x66ilter_metadata\x18\x01 \x03(\x0b\x32\x35.fairlane.wire.v1.LenientMetadata.FilterMetadataEntry\x1a\x35\n\x13\x46ilterMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\xda\x01\n\x18LenientProcessingRequest\x12;\n\x10metadata_context\x18\x08 \x01(\x0b\x32!.fairlane.wire.v1.LenientMetadata\x12N\n\nattributes\x18\t \x03(\x0b\x32:.fairlane.wire.v1.LenientProcessingRequest.AttributesEntry\x1a\x31\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"{\n\rLenientStruct\x12;\n\x06\x66ields\x18\x01 \x03(\x0b\x32+.fairlane.wire.v1.LenientStruct.FieldsEntry\x1a-\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\xeb\x04\n\x11LenientAccessLogs\x12>\n\thttp_logs\x18\x02 \x01(\x0b\x32+.fairlane.wire.v1.LenientAccessLogs.Entries\x1aG\n\x07\x45ntries\x12<\n\tlog_entry\x18\x01 \x03(\x0b\x32).fairlane.wire.v1.LenientAccessLogs.Entry\x1a\x9e\x01\n\x05\x45ntry\x12\x45\n\x11\x63ommon_properties\x18\x01 \x01(\x0b\x32*.fairlane.wire.v1.LenientAccessLogs.Common\x12<\n\x07request\x18\x03 \x01(\x0b\x32+.fairlane.wire.v1.LenientAccessLogs.Request\x12\x10\n\x08response\x18\x04 \x01(\x0c\x1a{\n\x06\x43ommon\x12\'\n\x1ftime_to_last_downstream_tx_byte\x18\x0c \x01(\x0c\x12\x16\n\x0eresponse_flags\x18\x10 \x01(\x0c\x12\x10\n\x08metadata\x18\x11 \x01(\x0c\x12\x1e\n\x16intermediate_log_entry\x18\x1b \x01(\x08\x1a\xae\x01\n\x07Request\x12\x12\n\nrequest_id\x18\t \x01(\x0c\x12X\n\x0frequest_headers\x18\r \x03(\x0b\x32?.fairlane.wire.v1.LenientAccessLogs.Request.RequestHeadersEntry\x1a\x35\n\x13RequestHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x66\x61irlane/wire/v1/lenient.proto\x12\x10\x66\x61irlane.wire.v1\"\x98\x01\n\x0fLenientMetadata\x12N\n\x0f\x66ilter_metadata\x18\x01 \x03(\x0b\x32\x35.fairlane.wire.v1.LenientMetadata.FilterMetadataEntry\x1a\x35\n\x13\x46ilterMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\xda\x01\n\x18LenientProcessingRequest\x12;\n\x10metadata_context\x18\x08 \x01(\x0b\x32!.fairlane.wire.v1.LenientMetadata\x12N\n\nattributes\x18\t \x03(\x0b\x32:.fairlane.wire.v1.LenientProcessingRequest.AttributesEntry\x1a\x31\n\x0f\x41ttributesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"{\n\rLenientStruct\x12;\n\x06\x66ields\x18\x01 \x03(\x0b\x32+.fairlane.wire.v1.LenientStruct.FieldsEntry\x1a-\n\x0b\x46ieldsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\xb5\x05\n\x11LenientAccessLogs\x12>\n\thttp_logs\x18\x02 \x01(\x0b\x32+.fairlane.wire.v1.LenientAccessLogs.Entries\x1aG\n\x07\x45ntries\x12<\n\tlog_entry\x18\x01 \x03(\x0b\x32).fairlane.wire.v1.LenientAccessLogs.Entry\x1a\x9e\x01\n\x05\x45ntry\x12\x45\n\x11\x63ommon_properties\x18\x01 \x01(\x0b\x32*.fairlane.wire.v1.LenientAccessLogs.Common\x12<\n\x07request\x18\x03 \x01(\x0b\x32+.fairlane.wire.v1.LenientAccessLogs.Request\x12\x10\n\x08response\x18\x04 \x01(\x0c\x1a\xc4\x01\n\x06\x43ommon\x12\'\n\x1ftime_to_last_downstream_tx_byte\x18\x0c \x01(\x0c\x12\x1f\n\x17upstream_remote_address\x18\r \x01(\x0c\x12\x16\n\x0eresponse_flags\x18\x10 \x01(\x0c\x12\x10\n\x08metadata\x18\x11 \x01(\x0c\x12&\n\x1eupstream_request_attempt_count\x18\x18 \x01(\r\x12\x1e\n\x16intermediate_log_entry\x18\x1b \x01(\x08\x1a\xae\x01\n\x07Request\x12\x12\n\nrequest_id\x18\t \x01(\x0c\x12X\n\x0frequest_headers\x18\r \x03(\x0b\x32?.fairlane.wire.v1.LenientAccessLogs.Request.RequestHeadersEntry\x1a\x35\n\x13RequestHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -52,15 +52,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LENIENTSTRUCT_FIELDSENTRY']._serialized_start=506
   _globals['_LENIENTSTRUCT_FIELDSENTRY']._serialized_end=551
   _globals['_LENIENTACCESSLOGS']._serialized_start=554
-  _globals['_LENIENTACCESSLOGS']._serialized_end=1173
+  _globals['_LENIENTACCESSLOGS']._serialized_end=1247
   _globals['_LENIENTACCESSLOGS_ENTRIES']._serialized_start=639
   _globals['_LENIENTACCESSLOGS_ENTRIES']._serialized_end=710
   _globals['_LENIENTACCESSLOGS_ENTRY']._serialized_start=713
   _globals['_LENIENTACCESSLOGS_ENTRY']._serialized_end=871
-  _globals['_LENIENTACCESSLOGS_COMMON']._serialized_start=873
-  _globals['_LENIENTACCESSLOGS_COMMON']._serialized_end=996
-  _globals['_LENIENTACCESSLOGS_REQUEST']._serialized_start=999
-  _globals['_LENIENTACCESSLOGS_REQUEST']._serialized_end=1173
-  _globals['_LENIENTACCESSLOGS_REQUEST_REQUESTHEADERSENTRY']._serialized_start=1120
-  _globals['_LENIENTACCESSLOGS_REQUEST_REQUESTHEADERSENTRY']._serialized_end=1173
+  _globals['_LENIENTACCESSLOGS_COMMON']._serialized_start=874
+  _globals['_LENIENTACCESSLOGS_COMMON']._serialized_end=1070
+  _globals['_LENIENTACCESSLOGS_REQUEST']._serialized_start=1073
+  _globals['_LENIENTACCESSLOGS_REQUEST']._serialized_end=1247
+  _globals['_LENIENTACCESSLOGS_REQUEST_REQUESTHEADERSENTRY']._serialized_start=1194
+  _globals['_LENIENTACCESSLOGS_REQUEST_REQUESTHEADERSENTRY']._serialized_end=1247
 # @@protoc_insertion_point(module_scope)

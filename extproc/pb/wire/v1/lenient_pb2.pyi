@@ -64,16 +64,20 @@ class LenientAccessLogs(_message.Message):
         response: bytes
         def __init__(self, common_properties: _Optional[_Union[LenientAccessLogs.Common, _Mapping]] = ..., request: _Optional[_Union[LenientAccessLogs.Request, _Mapping]] = ..., response: _Optional[bytes] = ...) -> None: ...
     class Common(_message.Message):
-        __slots__ = ("time_to_last_downstream_tx_byte", "response_flags", "metadata", "intermediate_log_entry")
+        __slots__ = ("time_to_last_downstream_tx_byte", "upstream_remote_address", "response_flags", "metadata", "upstream_request_attempt_count", "intermediate_log_entry")
         TIME_TO_LAST_DOWNSTREAM_TX_BYTE_FIELD_NUMBER: _ClassVar[int]
+        UPSTREAM_REMOTE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
         RESPONSE_FLAGS_FIELD_NUMBER: _ClassVar[int]
         METADATA_FIELD_NUMBER: _ClassVar[int]
+        UPSTREAM_REQUEST_ATTEMPT_COUNT_FIELD_NUMBER: _ClassVar[int]
         INTERMEDIATE_LOG_ENTRY_FIELD_NUMBER: _ClassVar[int]
         time_to_last_downstream_tx_byte: bytes
+        upstream_remote_address: bytes
         response_flags: bytes
         metadata: bytes
+        upstream_request_attempt_count: int
         intermediate_log_entry: bool
-        def __init__(self, time_to_last_downstream_tx_byte: _Optional[bytes] = ..., response_flags: _Optional[bytes] = ..., metadata: _Optional[bytes] = ..., intermediate_log_entry: _Optional[bool] = ...) -> None: ...
+        def __init__(self, time_to_last_downstream_tx_byte: _Optional[bytes] = ..., upstream_remote_address: _Optional[bytes] = ..., response_flags: _Optional[bytes] = ..., metadata: _Optional[bytes] = ..., upstream_request_attempt_count: _Optional[int] = ..., intermediate_log_entry: _Optional[bool] = ...) -> None: ...
     class Request(_message.Message):
         __slots__ = ("request_id", "request_headers")
         class RequestHeadersEntry(_message.Message):

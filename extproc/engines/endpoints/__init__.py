@@ -1,0 +1,1 @@
+"""Where the endpoints of a pool come from, and what has changed."""

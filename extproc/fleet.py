@@ -1,0 +1,234 @@
+"""One pool's engines while Fairlane runs: which there are, what they are, how they do.
+
+    the endpoint set says which there are      -> the scheduler's endpoints come and go
+    each one's page is read again and again    -> samples and failures, to the scheduler
+    each one is asked what it is, when it comes -> the way in which it is told priorities
+    one that hangs is asked for a token        -> if it makes one, its next page shows that, and it is open again
+
+An address at which another engine answers, by its identity in the set or by the names on its page, is an endpoint that
+went and one that came: nothing that was learnt of the first holds for the second.
+
+What is found out about engines is said once for all of which the same is true.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import aiohttp
+import structlog
+
+from extproc.config.scheduling import ALL, Pool
+from extproc.core.model import Sample
+from extproc.core.windows import Stance
+from extproc.edge.driver import PoolDriver
+from extproc.edge.ways import Ways
+from extproc.engines.access import Access
+from extproc.engines.dialects import DIALECTS, Dialect
+from extproc.engines.endpoints.changes import changes
+from extproc.engines.endpoints.factory import make
+from extproc.engines.endpoints.source import Endpoint, EndpointSet
+from extproc.engines.identify import identify, mismatch, way_of
+from extproc.engines.one_token import ask_for_a_token
+from extproc.engines.scraper import FailureKind, ScrapeFailure, Scraper
+from extproc.telemetry.metrics import EndpointSetStats, Metrics, ScrapeStats
+
+log = structlog.get_logger()
+
+_STALLED_ASK_S: Final = 15.0  # between two questions to one that hangs
+_TOKEN_TIMEOUT_S: Final = 10.0
+_IDENTIFY_TIMEOUT_S: Final = 2.0  # of one answer
+_IDENTIFY_AGAIN_S: Final = (5.0, 30.0, 120.0)  # an engine that is just starting may not know its own version
+
+
+@dataclass(slots=True)
+class _Member:
+    """One endpoint, with what runs for it."""
+
+    endpoint: Endpoint
+    scraper: Scraper
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    dialect: Dialect | None = None  # that it was last read by
+    asking: asyncio.Task[None] | None = None  # what it is
+    token_asked_at: float = float("-inf")
+
+
+class Fleet:
+    """Of one pool. To be used from one event loop."""
+
+    def __init__(
+        self, pool: Pool, driver: PoolDriver, ways: Ways, metrics: Metrics, endpoints: EndpointSet | None = None
+    ) -> None:
+        """`endpoints`: None: those that the pool's configuration names. Raises AccessError."""
+        self.pool = pool
+        self._driver = driver
+        self._ways = ways
+        self._metrics = metrics
+        self._access = Access.of(pool.metrics, pool.name)
+        self._set = endpoints or make(pool.endpoints, pool=pool.name, clock=driver.now)
+        self._members: dict[str, _Member] = {}
+        self._model = next((model for model in pool.models if model != ALL), None)
+        self._said: set[str] = set()
+        self._log = log.bind(pool=pool.name)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            await self._set.run(self._exchange)
+        finally:
+            tasks = [task for member in self._members.values() for task in member.tasks]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def scrape_stats(self) -> list[ScrapeStats]:
+        return [
+            ScrapeStats(
+                pool=self.pool.name,
+                endpoint=address,
+                dialect="unknown" if (used := member.scraper.dialect) is None else used.name,
+                scrapes=member.scraper.scrapes,
+                failures={kind.value: count for kind, count in member.scraper.failures.items()},
+                last_duration_s=member.scraper.last_duration_s or 0.0,
+                way=self._ways.of(address),
+            )
+            for address, member in self._members.items()
+        ]
+
+    def set_stats(self) -> EndpointSetStats:
+        known_at = self._set.last_success_at
+        return EndpointSetStats(
+            pool=self.pool.name,
+            endpoints=len(self._members),
+            failures=self._set.failures,
+            age_s=None if known_at is None else self._driver.now() - known_at,
+        )
+
+    # -- which there are --------------------------------------------------------------------------
+
+    def _exchange(self, endpoints: tuple[Endpoint, ...]) -> None:
+        found = changes((member.endpoint for member in self._members.values()), endpoints)
+        for endpoint in found.removed:
+            self._remove(endpoint.address)
+        for endpoint in found.added:
+            self._add(endpoint)
+
+    def _add(self, endpoint: Endpoint) -> None:
+        address, settings = endpoint.address, self.pool.metrics
+        dialect: Dialect | Literal["auto"] = "auto" if self.pool.engine == "auto" else DIALECTS[self.pool.engine]
+        scraper = Scraper(
+            address,
+            self._access.base_url(address),
+            access=self._access,
+            dialect=dialect,
+            interval_s=settings.interval,
+            idle_interval_s=settings.idle_interval,
+            timeout_s=settings.timeout,
+            on_sample=lambda sample: self._read(member, sample),
+            on_failure=lambda failure: self._not_read(member, failure),
+            on_engine=lambda found: self._is(member, found),
+            busy=lambda: self._driver.busy_at(address),
+            clock=self._driver.now,
+        )
+        member = self._members[address] = _Member(endpoint, scraper)
+        self._driver.add_endpoint(address, scraper.wake, scraper.released)
+        self._start(member, scraper.run(), "scrape")
+
+    def _remove(self, address: str) -> None:
+        member = self._members.pop(address)
+        for task in member.tasks:
+            task.cancel()
+        self._ways.drop(address)
+        self._driver.remove_endpoint(address)
+
+    # -- how they do ------------------------------------------------------------------------------
+
+    def _read(self, member: _Member, sample: Sample) -> None:
+        address = member.endpoint.address
+        self._driver.scraped(address, sample)
+        now = self._driver.now()
+        if self._driver.stance(address) is Stance.STALLED and now - member.token_asked_at >= _STALLED_ASK_S:
+            if member.token_asked_at == float("-inf"):
+                self._log.warning("engine hangs: it answers, and makes no progress", endpoint=address)
+            member.token_asked_at = now
+            self._start(member, self._ask_for_a_token(member), "token")
+
+    def _not_read(self, member: _Member, failure: ScrapeFailure) -> None:
+        self._driver.scrape_failed(member.endpoint.address, refused=failure.kind is FailureKind.REFUSED)
+        if failure.kind is not FailureKind.REFUSED and member.asking is None:
+            self._ask_what_it_is(member)  # it may have no page, and be an engine all the same
+
+    async def _ask_for_a_token(self, member: _Member) -> None:
+        address = member.endpoint.address
+        async with aiohttp.ClientSession(**self._access.session()) as session:
+            wrong = await ask_for_a_token(
+                self._access.base_url(address), session, model=self._model, timeout_s=_TOKEN_TIMEOUT_S
+            )
+        told = "it has made one: its next page should show that" if wrong is None else wrong
+        self._log.info("asked a hanging engine for a token", endpoint=address, answer=told)
+
+    # -- what they are ----------------------------------------------------------------------------
+
+    def _is(self, member: _Member, dialect: Dialect) -> None:
+        """Its page was read, for the first time or after it had been away; or it is another engine's."""
+        address = member.endpoint.address
+        if member.dialect is not None and member.dialect is not dialect:
+            self._log.info("another engine answers there", endpoint=address, was=member.dialect.name, now=dialect.name)
+            self._driver.remove_endpoint(address)
+            self._driver.add_endpoint(address, member.scraper.wake, member.scraper.released)
+            self._ways.drop(address)
+        member.dialect = dialect
+        member.token_asked_at = float("-inf")
+        self._ask_what_it_is(member)
+
+    def _ask_what_it_is(self, member: _Member) -> None:
+        if member.asking is not None:
+            member.asking.cancel()
+        member.asking = self._start(member, self._identify(member), "identify")
+
+    async def _identify(self, member: _Member) -> None:
+        pool, address = self.pool, member.endpoint.address
+        for pause_s in (*_IDENTIFY_AGAIN_S, None):
+            engine = pool.engine if pool.engine != "auto" or member.dialect is None else member.dialect.name
+            async with aiohttp.ClientSession(**self._access.session()) as session:
+                facts = await identify(
+                    self._access.base_url(address),
+                    session,
+                    engine=engine,
+                    model=self._model,
+                    timeout_s=_IDENTIFY_TIMEOUT_S,
+                )
+            known = facts.engine is not None and facts.version is not None
+            if facts.engine is not None:
+                way = way_of(pool.priority_via, pool.priority_order, facts, edited=pool.tells_in_body)
+                self._ways.set(address, way)
+            if known or pause_s is None:
+                self._say("engine", address, facts.told)
+                wrong = mismatch(pool.priority_via, pool.priority_order, facts, edited=pool.tells_in_body)
+                for warning in (facts.warning, wrong):
+                    if warning is not None and pool.priority_via != "off":
+                        self._say("engine and priorities", address, warning, warns=True)
+                return
+            await asyncio.sleep(pause_s)
+
+    def _say(self, event: str, endpoint: str, told: str, *, warns: bool = False) -> None:
+        if told not in self._said:
+            self._said.add(told)
+            (self._log.warning if warns else self._log.info)(event, endpoint=endpoint, told=told)
+
+    # -- tasks ------------------------------------------------------------------------------------
+
+    def _start(self, member: _Member, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=f"{name} {member.endpoint.address}")
+        member.tasks.add(task)
+        task.add_done_callback(lambda done: self._over(member, done))
+        return task
+
+    def _over(self, member: _Member, task: asyncio.Task[None]) -> None:
+        member.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._metrics.fault("engines")
+            self._log.error("fault in a task of an endpoint", task=task.get_name(), exc_info=error)

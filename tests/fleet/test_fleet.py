@@ -1,0 +1,237 @@
+"""A pool's engines as they come, go, change and hang. The engines are small HTTP servers that answer as real ones do
+(a fake, but the HTTP and the pages are real); the set is told by the test."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from extproc.config.load import from_data
+from extproc.core.events import Arrive
+from extproc.core.priority import PriorityWay
+from extproc.core.windows import Stance
+from extproc.edge.driver import PoolDriver
+from extproc.edge.ways import Ways
+from extproc.engines.endpoints.source import Endpoint, OnChange
+from extproc.fleet import Fleet
+from extproc.telemetry.metrics import Metrics
+
+VLLM = """\
+vllm:num_requests_running {running}
+vllm:num_requests_waiting 0
+vllm:generation_tokens_total {tokens}
+vllm:prompt_tokens_total {tokens}
+"""
+SGLANG = "sglang:num_running_reqs {running}\nsglang:num_queue_reqs 0\n"
+HEADER = PriorityWay(header=True)
+
+
+class Engine:
+    """`page` and `version` may be changed while it runs. `asked`: what it was asked to generate."""
+
+    def __init__(self, page: str = VLLM, version: str | None = "0.32.0") -> None:
+        self.page = page
+        self.version = version
+        self.running = 0
+        self.tokens = 0
+        self.asked: list[str] = []
+        app = web.Application()
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/metrics/", self._metrics)
+        app.router.add_get("/version", self._version)
+        app.router.add_get("/server_info", self._server_info)
+        app.router.add_post("/v1/completions", self._completions)
+        self.server = TestServer(app)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server.port}"
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(text=self.page.format(running=self.running, tokens=self.tokens))
+
+    async def _version(self, _: web.Request) -> web.Response:
+        if self.version is None:
+            raise web.HTTPNotFound
+        return web.json_response({"version": self.version})
+
+    async def _server_info(self, _: web.Request) -> web.Response:
+        if self.page is not SGLANG:
+            raise web.HTTPNotFound
+        return web.json_response({"version": "0.5.23", "enable_priority_scheduling": True})
+
+    async def _completions(self, request: web.Request) -> web.Response:
+        self.asked.append(await request.text())
+        self.tokens += 1  # it goes on
+        return web.json_response({"choices": []})
+
+
+class Told:
+    """An endpoint set that the test changes."""
+
+    name = "told"
+    last_error = None
+    failures = 0
+    last_success_at = 0.0
+
+    def __init__(self) -> None:
+        self._change: OnChange | None = None
+
+    async def run(self, on_change: OnChange) -> None:
+        self._change = on_change
+        await asyncio.Event().wait()
+
+    def __call__(self, *endpoints: Endpoint) -> None:
+        assert self._change is not None
+        self._change(endpoints)
+
+
+class Case:
+    def __init__(self, **pool: Any) -> None:
+        given = {
+            "name": "m",
+            "models": ["m"],
+            "endpoints": {"file": "unused"},
+            "metrics": {"interval": "20ms", "idle_interval": "20ms"},
+            "window": {"stalled_after": "200ms"},
+        }
+        config = from_data({"pools": [given | pool]})
+        self.metrics = Metrics("0")
+        self.ways = Ways.configured(config.pools[0])
+        loop = asyncio.get_running_loop()
+        self.driver = PoolDriver(config.pool_policy(config.pools[0]), [], loop, self.metrics)
+        self.set = Told()
+        self.fleet = Fleet(config.pools[0], self.driver, self.ways, self.metrics, self.set)
+
+    def stance(self, engine: Engine) -> Stance | None:
+        return self.driver.stance(engine.address)
+
+    def window(self, engine: Engine) -> Any:
+        return self.driver.scheduler.windows[engine.address]
+
+
+@asynccontextmanager
+async def running(*engines: Engine, **pool: Any) -> AsyncIterator[Case]:
+    for engine in engines:
+        await engine.server.start_server()
+    case = Case(**pool)
+    task = asyncio.create_task(case.fleet.run())
+    await asyncio.sleep(0)
+    try:
+        yield case
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        case.driver.close()
+        for engine in engines:
+            await engine.server.close()
+
+
+async def until(wanted: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20.0
+    while not wanted():
+        assert time.monotonic() < deadline, "not within 20 s"
+        await asyncio.sleep(0.005)
+
+
+async def test_endpoints_come_are_read_are_asked_what_they_are_and_go() -> None:
+    engine = Engine()
+    async with running(engine) as case:
+        assert case.stance(engine) is None
+        case.set(Endpoint(engine.address))
+        await until(lambda: case.stance(engine) is Stance.FRESH)
+        await until(lambda: case.ways.of(engine.address) == HEADER)
+        (stats,) = case.fleet.scrape_stats()
+        assert (stats.endpoint, stats.dialect, stats.way) == (engine.address, "vllm", HEADER)
+        assert case.fleet.set_stats().endpoints == 1
+        case.set()
+        assert case.stance(engine) is None
+        assert case.fleet.scrape_stats() == []
+
+
+async def test_a_request_waits_for_the_first_endpoint() -> None:
+    engine = Engine()
+    async with running(engine) as case:
+        waiter = case.driver.arrive(Arrive("r", "t", "default", case.driver.now(), 10))
+        assert not waiter.done()
+        case.set(Endpoint(engine.address))
+        assert (await asyncio.wait_for(waiter, 20)).endpoint == engine.address  # type: ignore[union-attr]
+
+
+async def test_each_engine_has_its_own_way() -> None:
+    old, new = Engine(version="0.11.0"), Engine()
+    async with running(old, new) as case:
+        case.set(Endpoint(old.address), Endpoint(new.address))
+        await until(lambda: case.ways.of(old.address) == PriorityWay())
+        await until(lambda: case.ways.of(new.address) == HEADER)
+
+
+async def test_another_identity_behind_the_same_address_begins_anew() -> None:
+    engine = Engine()
+    async with running(engine) as case:
+        case.set(Endpoint(engine.address, "pod-1"))
+        await until(lambda: case.stance(engine) is Stance.FRESH)
+        first = case.window(engine)
+        first.capacity = 99.0
+        case.set(Endpoint(engine.address, "pod-2"))
+        assert case.stance(engine) is Stance.STARTING
+        await until(lambda: case.stance(engine) is Stance.FRESH)
+        assert case.window(engine).capacity == 8.0
+
+
+async def test_the_same_set_again_changes_nothing() -> None:
+    engine = Engine()
+    async with running(engine) as case:
+        case.set(Endpoint(engine.address, "pod-1"))
+        await until(lambda: case.stance(engine) is Stance.FRESH)
+        window = case.window(engine)
+        case.set(Endpoint(engine.address, "pod-1"))
+        assert case.window(engine) is window
+        assert case.stance(engine) is Stance.FRESH
+
+
+async def test_another_engine_at_the_same_address_begins_anew_and_is_asked() -> None:
+    engine = Engine()
+    async with running(engine, priority_via="body") as case:
+        case.set(Endpoint(engine.address))
+        await until(lambda: case.stance(engine) is Stance.FRESH)
+        case.window(engine).capacity = 99.0
+        engine.page, engine.version = SGLANG, None
+        await until(lambda: case.ways.of(engine.address) == PriorityWay(body=True, high_first=True))
+        assert case.fleet.scrape_stats()[0].dialect == "sglang"
+        assert case.window(engine).capacity == 8.0
+
+
+async def test_a_hanging_engine_is_asked_for_a_token_and_opened_by_its_page() -> None:
+    engine = Engine()
+    async with running(engine) as case:
+        case.set(Endpoint(engine.address))
+        await until(lambda: case.stance(engine) is Stance.FRESH)
+        engine.running = 2
+        await until(lambda: engine.asked)
+        assert engine.asked == ['{"prompt": "a", "max_tokens": 1, "model": "m"}']
+        await until(lambda: case.stance(engine) is Stance.FRESH)
+
+
+async def test_what_an_engine_does_wrong_faults_nothing() -> None:
+    engine = Engine(page="<html>{running}{tokens}", version="no version")
+    async with running(engine) as case:
+        case.set(Endpoint(engine.address))
+        await until(lambda: case.fleet.scrape_stats()[0].scrapes > 3)
+        assert sum(case.fleet.scrape_stats()[0].failures.values()) >= 3
+        assert case.stance(engine) is Stance.OUTAGE
+
+
+async def test_its_end_leaves_no_task() -> None:
+    engine = Engine()
+    async with running(engine) as case:
+        case.set(Endpoint(engine.address))
+        await until(lambda: case.stance(engine) is Stance.FRESH)
+    names = {task.get_name() for task in asyncio.all_tasks()}
+    assert not any(engine.address in name for name in names)
