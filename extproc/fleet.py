@@ -21,6 +21,7 @@ from typing import Any, Final, Literal
 import aiohttp
 import structlog
 
+from extproc.config.endpoints import Endpoints
 from extproc.config.scheduling import ALL, Pool
 from extproc.core.model import Sample
 from extproc.core.windows import Stance
@@ -39,6 +40,8 @@ from extproc.telemetry.metrics import EndpointSetStats, Metrics, ScrapeStats
 log = structlog.get_logger()
 
 _STALLED_ASK_S: Final = 15.0  # between two questions to one that hangs
+_SLACK_S: Final = 0.5
+_BY_SERVICE_S: Final = 5.0  # Envoy's lookups of a Service's name, and CoreDNS's TTL
 _TOKEN_TIMEOUT_S: Final = 10.0
 _IDENTIFY_TIMEOUT_S: Final = 2.0  # of one answer
 _IDENTIFY_AGAIN_S: Final = (5.0, 30.0, 120.0)  # an engine that is just starting may not know its own version
@@ -56,6 +59,14 @@ class _Member:
     token_asked_at: float = float("-inf")
 
 
+def _envoy_after_s(endpoints: Endpoints) -> float:
+    """How much later than Fairlane Envoy may learn of an endpoint: by DNS it asks at the same interval. A file tells it
+    at once."""
+    if endpoints.dns is not None:
+        return max(endpoints.dns.interval, 1.0) + _SLACK_S
+    return _BY_SERVICE_S + _SLACK_S if endpoints.kubernetes is not None else 0.0
+
+
 class Fleet:
     """Of one pool. To be used from one event loop."""
 
@@ -68,6 +79,8 @@ class Fleet:
         self._ways = ways
         self._metrics = metrics
         self._access = Access.of(pool.metrics, pool.name)
+        self._envoy_after_s = _envoy_after_s(pool.endpoints)
+        self._emptied = False  # the set was empty at last
         self._set = endpoints or make(pool.endpoints, pool=pool.name, clock=driver.now)
         self._members: dict[str, _Member] = {}
         self._model = next((model for model in pool.models if model != ALL), None)
@@ -113,10 +126,12 @@ class Fleet:
         found = changes((member.endpoint for member in self._members.values()), endpoints)
         for endpoint in found.removed:
             self._remove(endpoint.address)
+        wait_s = self._envoy_after_s if self._emptied and not self._members else 0.0
         for endpoint in found.added:
-            self._add(endpoint)
+            self._add(endpoint, wait_s)
+        self._emptied = not self._members
 
-    def _add(self, endpoint: Endpoint) -> None:
+    def _add(self, endpoint: Endpoint, wait_s: float) -> None:
         address, settings = endpoint.address, self.pool.metrics
         dialect: Dialect | Literal["auto"] = "auto" if self.pool.engine == "auto" else DIALECTS[self.pool.engine]
         scraper = Scraper(
@@ -134,8 +149,17 @@ class Fleet:
             clock=self._driver.now,
         )
         member = self._members[address] = _Member(endpoint, scraper)
-        self._driver.add_endpoint(address, scraper.wake, scraper.released)
+        if wait_s:
+            self._start(member, self._add_later(member, wait_s), "add")
+        else:
+            self._driver.add_endpoint(address, scraper.wake, scraper.released)
         self._start(member, scraper.run(), "scrape")
+
+    async def _add_later(self, member: _Member, wait_s: float) -> None:
+        """Envoy asks by itself, and may learn of the endpoint later. With others in its list one of those would have
+        the request meanwhile; without any it answers 503 at once to what is let go."""
+        await asyncio.sleep(wait_s)
+        self._driver.add_endpoint(member.endpoint.address, member.scraper.wake, member.scraper.released)
 
     def _remove(self, address: str) -> None:
         member = self._members.pop(address)

@@ -37,6 +37,7 @@ local WANTED = {
   -- An engine that sheds load in the middle of a stream answers 200 and says so in an event.
   ["error.code"] = "error_code",
   ["error.type"] = "error_type",
+  ["error_type"] = "error_type", -- TGI
   ["response.error.code"] = "error_code",
   ["code"] = "error_code", -- responses: an event of type "error"
 }

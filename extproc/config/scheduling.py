@@ -246,6 +246,11 @@ class Pool(Section):
         return name
 
     @property
+    def high_first(self) -> bool:
+        """Whether its engines run the highest number first, as far as the file knows."""
+        return self.priority_order == "high_first" or (self.priority_order == "auto" and self.engine == "sglang")
+
+    @property
     def tells_in_body(self) -> bool:
         """Whether its engines are told priorities in the body, as far as the file knows. What `auto` finds out of a
         running engine (vLLM before 0.28) it finds too late for Envoy, whose configuration says whether bodies are

@@ -14,14 +14,19 @@ request waits for a warm endpoint that is full: it goes where there is room. Wha
 
     A full window takes nothing, however warm its endpoint is. Limits by slots, latency, KV and prefill hold as they
     are, so a hot prefix cannot push an engine beyond what any other load could.
-    Below its limit a warm endpoint is preferred to a cold one until it is fuller by more than prefix * share / load of
-    its window. Then the next request goes to the cold one, and makes it warm.
+    Below its limit a warm endpoint is preferred to a cold one until it is fuller by prefix * share / load of its
+    window, by default half of it. Then the next request goes to the cold one, and makes it warm.
     What two endpoints both have adds the same to both, and load decides between them. A system prompt that everybody
     sends is soon everywhere, at the cost of one cold prefill for each endpoint; what then draws a conversation is its
     own part alone.
 
 Under full load mostly one endpoint has room at a time, and there is nothing to choose: then a cache is used better by
 choosing the request (`prefix_slack`).
+
+Why 0.5 for the prefix and for the session (`fairlane bench affinity`): more for the prefix finds no more in the caches
+and fills one engine before the others; with sessions it makes the slow first tokens slower. Sessions give more than
+prefixes where clients name them. Hashes are of 512 bytes, 1, 2, 4 KiB and so on, so that a conversation behind a long
+system prompt has none of its own until it has doubled it.
 
 Fallbacks are for a connection that is refused: the best of the others by the same score, also those without room.
 

@@ -35,13 +35,12 @@ class Ways:
     @classmethod
     def configured(cls, pool: Pool) -> Ways:
         """By the configuration alone."""
-        via, order = pool.priority_via, pool.priority_order
-        high_first = order == "high_first" or (order == "auto" and pool.engine == "sglang")
+        via = pool.priority_via
         return cls(
             PriorityWay(
                 header=via in ("auto", "header", "both"),
                 body=via in ("body", "both"),
-                high_first=high_first and via != "off",
+                high_first=pool.high_first and via != "off",
             )
         )
 

@@ -24,14 +24,13 @@ def wiring(config: Config, **chosen: Any) -> Wiring:
     """`chosen`: fields of Wiring that the file does not decide, or that are to be otherwise. Raises WiringError."""
     sources = [*config.identity.tenant, *config.identity.request_class]
     by_header = any(pool.priority_via in ("auto", "header", "both") for pool in config.pools)
-    by_body = any(pool.tells_in_body for pool in config.pools)
     default = config.classes[config.default_class].priority
     given: dict[str, Any] = {
         "first_byte": any(cls.preemptible for cls in config.classes.values()),
         "queued": tuple(config.requests.queued),
         "max_body": config.requests.max_body,
         "default_priority": default if by_header else None,
-        "unscheduled_priority": default if by_body else None,
+        "unscheduled_priority": _in_body(config, default),
         "pick": "envoy" if all(pool.pick.by == "envoy" for pool in config.pools) else "fairlane",
         "attributes": tuple(_CERTIFICATE[each.certificate.which] for each in sources if each.certificate),
         "namespaces": tuple(each.metadata.namespace for each in sources if each.metadata),
@@ -39,6 +38,14 @@ def wiring(config: Config, **chosen: Any) -> Wiring:
     if chosen.get("profile", "standard") in ("standard", "strict"):
         given["append"] = edits_body(config)
     return Wiring(**{**given, **chosen})
+
+
+def _in_body(config: Config, default: int) -> int | None:
+    """What an engine that reads the body is told about requests that pass unscheduled; None: nothing."""
+    high_first = {pool.high_first for pool in config.pools if pool.tells_in_body}
+    if len(high_first) != 1:
+        return None  # no number is right for both orders, see `notes`
+    return -default if high_first.pop() else default
 
 
 def edits_body(config: Config) -> bool:
@@ -62,6 +69,11 @@ def notes(config: Config, described: Wiring) -> Iterator[str]:
         yield (
             f"There are {len(config.pools)} pools and one cluster of engines: what passes unscheduled, Fairlane being "
             "away, goes to any engine. Give each pool a cluster and a route if their models differ."
+        )
+    if len({pool.high_first for pool in config.pools if pool.tells_in_body}) > 1:
+        yield (
+            "Some pools' engines run the highest number first and some the lowest (priority_order): what passes "
+            "unscheduled, Fairlane being away, keeps the priority that its client wrote into the body."
         )
     if described.profile in ("standard", "strict") and not described.append and edits_body(config):
         yield (

@@ -204,6 +204,8 @@ FORGED = [
     ("X-Fairlane-Invented", "forged"),
     ("x-fairlane-", "forged"),
     ("x-envoy-retry-on", "5xx"),
+    ("x-dynamo-request-priority", "forged"),
+    ("X-Dynamo-Request-Strict-Priority", "forged"),
     ("x-envoy-upstream-rq-timeout-ms", "1"),
 ]
 

@@ -164,6 +164,29 @@ async def test_a_request_waits_for_the_first_endpoint() -> None:
         assert (await asyncio.wait_for(waiter, 20)).endpoint == engine.address  # type: ignore[union-attr]
 
 
+async def test_after_an_empty_set_the_first_endpoint_waits_until_envoy_knows_it_too() -> None:
+    """By DNS Envoy asks by itself: let go at once, the request would meet an empty cluster. It is read meanwhile."""
+    engine = Engine()
+    async with running(engine, endpoints={"dns": {"name": "engines", "port": 8000, "interval": "100ms"}}) as case:
+        case.set()
+        case.set(Endpoint(engine.address))
+        assert case.stance(engine) is None
+        began = time.monotonic()
+        await until(lambda: case.fleet.scrape_stats()[0].scrapes > 1)
+        assert case.stance(engine) is None
+        await until(lambda: case.stance(engine) is Stance.FRESH)
+        assert time.monotonic() - began >= 1.0
+
+
+async def test_the_first_answer_and_those_beside_others_count_at_once() -> None:
+    one, other = Engine(), Engine()
+    async with running(one, other, endpoints={"dns": {"name": "engines", "port": 8000}}) as case:
+        case.set(Endpoint(one.address))
+        assert case.stance(one) is not None
+        case.set(Endpoint(one.address), Endpoint(other.address))
+        assert case.stance(other) is not None
+
+
 async def test_each_engine_has_its_own_way() -> None:
     old, new = Engine(version="0.11.0"), Engine()
     async with running(old, new) as case:
