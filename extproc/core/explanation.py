@@ -7,6 +7,7 @@ not be replayed. Room and stances are those of now.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -17,6 +18,7 @@ from extproc.core.model import INSIDE, Outage, Request, State
 from extproc.core.scheduler import Scheduler
 from extproc.core.waiting import wait_s
 from extproc.core.windows import Stance, Window
+from extproc.core.windows.pool_load import PoolLoad
 
 
 class Hold(Enum):
@@ -195,6 +197,8 @@ def _no_room(scheduler: Scheduler, cls: ClassQueue, request: Request, q: float, 
         told = "; ".join(f"{w.endpoint}: {_gate(gate)}" for w, gate in holds if gate is not None)
         told = f"a gate of class {request.cls!r} is closed everywhere: {told}"
         return Cause(Hold.GATE, first.name, first.value, first.limit, told, "a page shows the signal within its limit")
+    if scheduler.pool_load is not None:
+        return _no_room_in_all(scheduler, scheduler.pool_load, there, q, now)
     parts = [_room(w, request, q, now) if gate is None else f"{w.endpoint}: {_gate(gate)}" for w, gate in holds]
     told = "it is next; " + "; ".join(parts)
     rooms = [w for w, gate in holds if gate is None]
@@ -203,6 +207,17 @@ def _no_room(scheduler: Scheduler, cls: ClassQueue, request: Request, q: float, 
         return Cause(Hold.WINDOW, rooms[0].endpoint, None, None, told, "the next event: there is room by now")
     then = f"a request inside ends, or a page shows more room{_or_evicted(scheduler, cls, request, now)}"
     return Cause(Hold.WINDOW, hold.name, hold.value, hold.limit, told, then)
+
+
+def _no_room_in_all(scheduler: Scheduler, pool_load: PoolLoad, there: Sequence[Window], q: float, now: float) -> Cause:
+    """Where Envoy chooses the endpoints."""
+    limit, inside = sum(w.limit(q, now) for w in there), pool_load.in_flight + pool_load.foreign
+    told = (
+        f"it is next; the endpoints together hold {pool_load.in_flight} of ours and {pool_load.foreign} others, limit "
+        f"{limit:.1f}"
+    )
+    then = "a request inside ends, or a page shows more room"
+    return Cause(Hold.WINDOW, scheduler.policy.name, inside, limit, told, then)
 
 
 def _or_evicted(scheduler: Scheduler, cls: ClassQueue, request: Request, now: float) -> str:

@@ -41,6 +41,7 @@ from extproc.core.windows import Window
 
 if TYPE_CHECKING:
     from extproc.core.scheduler import Scheduler
+    from extproc.core.windows.pool_load import PoolLoad
 
 _TOGETHER = 4  # requests of one endpoint that have to leave for one need, at most
 _AGAIN_S = 0.1  # a look in vain costs O(inside): the next one for the same request is not before
@@ -126,6 +127,15 @@ class Preemption:
                 continue
             if request is self._in_vain and now < self._in_vain_until:
                 continue
+            if scheduler.pool_load is not None:
+                leaving = sum(r.slots for r in self.leaving.values())
+                if scheduler.pool_load.has_room(request.slots - leaving, turn.q, now):
+                    continue
+                victim = self._victim_anywhere(scheduler, scheduler.pool_load, turn, leaving, now)
+                if victim is not None:
+                    return victim, turn
+                self._in_vain, self._in_vain_until = request, now + _AGAIN_S
+                continue
             windows = scheduler.windows.values()
             there = {w.endpoint: w for w in windows if is_open(w, turn.cls.gates, passed, now)}
             gone = {name: [r for r in self.leaving.values() if r.endpoint == name] for name in there}
@@ -150,6 +160,22 @@ class Preemption:
             window = there[request.endpoint or ""]
             if window.why_not(turn.request, turn.q, now, [*gone[window.endpoint], *mine]) is None:
                 return mine[0]
+        return None
+
+    def _victim_anywhere(
+        self, scheduler: Scheduler, pool_load: PoolLoad, turn: Turn, leaving: int, now: float
+    ) -> Request | None:
+        """Where Envoy chooses the endpoints: whoever leaves makes room for all. `leaving`: slots that become free."""
+        mine: list[Request] = []
+        for request in reversed(self.candidates.values()):
+            if scheduler.by_name[request.cls].policy.rank <= turn.cls.policy.rank:
+                continue
+            mine.append(request)
+            leaving += request.slots
+            if pool_load.has_room(turn.request.slots - leaving, turn.q, now):
+                return mine[0]
+            if len(mine) == _TOGETHER:
+                return None
         return None
 
 

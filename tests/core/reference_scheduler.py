@@ -31,6 +31,7 @@ class Job:
     timeout_s: float
     seq: int = 0
     deadline: float = 0.0
+    came: float = 0.0
     state: str = "queued"  # queued, inside, ended
     endpoint: Endpoint | None = None
     charged: float = 0.0
@@ -87,6 +88,7 @@ class ReferenceScheduler:
         self.classes = [Class(p) for p in sorted(policy.classes, key=lambda p: p.rank)]
         self.jobs: list[Job] = []
         self.endpoints: list[Endpoint] = []
+        self.absent_since: float | None = None
         self.now = -math.inf
         self.seq = self.releases = 0
         self.promoted_at = -math.inf
@@ -134,6 +136,10 @@ class ReferenceScheduler:
         self.now = max(self.now, now)
         self.out = []
         event()
+        if any(not e.removed and not e.down for e in self.endpoints):
+            self.absent_since = None
+        elif self.absent_since is None:
+            self.absent_since = self.now
         self.dispatch()
         if self.expire():
             self.dispatch()
@@ -146,6 +152,7 @@ class ReferenceScheduler:
     def arrive(self, job: Job) -> None:
         self.seq += 1
         job.seq = self.seq
+        job.came = self.now
         job.arrival = min(job.arrival, self.now)
         cls = self.cls(job.cls)
         full = self.full(job, cls)
@@ -348,18 +355,22 @@ class ReferenceScheduler:
 
     # -- time -------------------------------------------------------------------------------------------
 
+    def expires(self, job: Job) -> float:
+        if job.state == "ended" or self.absent_since is None:
+            return job.deadline
+        return min(job.deadline, max(job.came, self.absent_since) + self.policy.no_endpoint_timeout_s)
+
     def expire(self) -> bool:
         """What is late goes, in the order of its deadlines. Whether that may let something else go."""
         left = False
         shares = any(c.policy.min_share > 0 for c in self.classes)
-        late = [j for j in self.jobs if j.state != "inside" and j.deadline <= self.now]
-        for job in sorted(late, key=lambda j: (j.deadline, j.seq)):
+        late = [j for j in self.jobs if j.state != "inside" and self.expires(j) <= self.now]
+        for job in sorted(late, key=lambda j: (self.expires(j), j.seq)):
             if job.state == "ended":
                 self.settle(job, job.cost, "estimate")
                 left = left or shares
                 continue
-            up = any(not e.removed and not e.down for e in self.endpoints)
-            self.out.append(("refuse", job.id, "queue_timeout" if up else "no_capacity"))
+            self.out.append(("refuse", job.id, "queue_timeout" if self.absent_since is None else "no_capacity"))
             self.leave(job)
             left = True
         return left

@@ -16,7 +16,7 @@ from scheduler_case import E1, E2, Case, a_class, a_fixed_pool, a_pool, a_sample
 
 from extproc.core.events import Effect, EndpointRemoved, Evict, FirstByte, Reconfigure, Scraped, Settled
 from extproc.core.explanation import explain
-from extproc.core.model import ClassPolicy, Gates, PoolPolicy, Source, TenantPolicy, WindowPolicy
+from extproc.core.model import ClassPolicy, Gates, Pick, PickPolicy, PoolPolicy, Source, TenantPolicy, WindowPolicy
 from extproc.core.reasons import Reason
 
 INTERACTIVE = a_class(preempt_after_s=2.0)
@@ -480,3 +480,27 @@ def test_a_rate_that_is_none_is_refused(per_s: float) -> None:
 def test_a_wait_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="preempt_after_s of class 'interactive' must be a number"):
         Case(a_preempting_pool(replace(INTERACTIVE, preempt_after_s=-1.0), BATCH))
+
+
+# -- where Envoy chooses the endpoints ------------------------------------------------------------
+
+
+def test_where_envoy_chooses_whoever_leaves_makes_room_for_all() -> None:
+    policy = a_preempting_pool(slots=1, pick=PickPolicy(by=Pick.ENVOY))
+    case = a_full_case(policy, endpoints=(E1, E2))
+    arrive(case, "i0")
+    assert evicted(case.tick(2.0)) == ["b1"]
+    arrive(case, "i1")
+    assert evicted(case.tick(1.9)) == []  # the slot that becomes free is for i0, and i1 has not waited for long enough
+    assert released(case.end("b1")) == ["i0"]
+    assert evicted(case.tick(0.1)) == ["b0"]
+
+
+def test_where_envoy_chooses_an_explanation_speaks_of_all_endpoints_together() -> None:
+    policy = a_preempting_pool(slots=1, pick=PickPolicy(by=Pick.ENVOY))
+    case = a_full_case(policy, endpoints=(E1, E2))
+    arrive(case, "i0")
+    told = explain(case.scheduler, "i0", case.now)
+    assert told is not None
+    assert (told.value, told.limit) == (2, 2.0)
+    assert told.sentence == "it is next; the endpoints together hold 2 of ours and 0 others, limit 2.0"

@@ -54,7 +54,9 @@ def policy(tenants: dict[str, TenantPolicy] = TENANTS, slots: int = 3, *classes:
         a_class("default", 1, queue_timeout_s=60.0, max_queued=5, promote_after_s=5.0),
         a_class("batch", 2, queue_timeout_s=600.0, min_share=0.25, promote_after_s=9.0),
     )
-    values: dict[str, Any] = {"max_queued": 12, "promote_every": 3, "priority_steps": 2} | changes
+    values: dict[str, Any] = {
+        "max_queued": 12, "promote_every": 3, "priority_steps": 2, "no_endpoint_timeout_s": 30.0
+    } | changes  # fmt: skip
     return a_fixed_pool(*(classes or three), slots=slots, tenants=tenants, **values)
 
 
@@ -232,7 +234,7 @@ class ReferenceMachine(RuleBasedStateMachine):
     @rule()
     def time_passes_to_the_next_deadline(self) -> None:
         due = self.scheduler.next_deadline()
-        deadlines = [j.deadline for j in self.reference.jobs if j.state != "inside"]
+        deadlines = [self.reference.expires(j) for j in self.reference.jobs if j.state != "inside"]
         assert due == min([*deadlines, self.reference.preempt_at()])
         self.now = max(self.now, due)
         self.both(Tick(), "tick")
