@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 VERSIONS = ("1.36.4", "1.37.0", "1.38.3", "1.39.3", "1.40.0")
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".envoys"
-TESTS = ("tests/wiring/test_envoy_files.py", "tests/e2e/test_profile_*.py")
+TESTS = ("tests/wiring/test_envoy_files.py", "tests/e2e/test_profile_*.py", "tests/e2e/test_turned_away.py")
 # Their scripts are the same for all versions, so the oldest, the newest and one between them will do.
 LUA, LUA_VERSIONS = "tests/e2e/test_lua_*.py", ("1.36.4", "1.38.3", "1.40.0")
 _IN_WHEEL = "envoy/_bin/envoy"

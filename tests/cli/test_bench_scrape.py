@@ -56,6 +56,7 @@ def test_bounds() -> None:
     assert [check.ok for check in checks_of([reading(1.1)], [idle(2.1)])] == [False, False]
 
 
+@pytest.mark.slow
 async def test_a_small_measure() -> None:
     async with bench_scrape._engine(vllm_page(1_000), ("moves", "filter")) as url:
         found = await bench_scrape._scraping("busy", url, 3, 0.05, True, rounds=3, round_s=0.2)
@@ -68,6 +69,7 @@ async def test_no_page_is_an_error_and_no_figure() -> None:
             await bench_scrape._scraping("busy", url, 2, 0.02, True, rounds=1, round_s=0.2)
 
 
+@pytest.mark.slow
 def test_what_the_command_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def measured(*_: Any) -> list[Scraping]:
         return [idle(3.0)]

@@ -94,6 +94,7 @@ def test_the_least_configuration_is_one() -> None:
         assert config.pools[0].name == yaml.safe_load(block)["pools"][0]["name"]
 
 
+@pytest.mark.slow
 def test_the_first_make_says_that_it_installs_before_it_is_silent(tmp_path: Path) -> None:
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path)

@@ -192,6 +192,7 @@ junk = st.recursive(
 keys = st.sampled_from(sorted(Config.model_fields))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.dictionaries(keys, junk, max_size=4))
 def test_whatever_stands_there_is_an_error_of_ours_or_good(data: dict[str, Any]) -> None:

@@ -122,6 +122,7 @@ def test_tenants_with_prompts_of_many_sizes_do_not_take_more_memory() -> None:
     assert estimator.output_tokens("x8999", "c", 16.0, None, 1) != unknown
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=50, deadline=None)
 @given(
     seen=st.lists(st.tuples(st.integers(0, 10**7), st.integers(0, 10**7), st.integers(1, 128)), max_size=20),

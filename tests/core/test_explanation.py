@@ -288,6 +288,7 @@ def test_view_and_flows() -> None:
     assert len(flows(case.scheduler, 1)) == 1
 
 
+@pytest.mark.slow
 def test_deadlines_of_a_mass_cancel_are_dropped() -> None:
     case = Case(endpoints=())
     for i in range(5_000):

@@ -94,6 +94,7 @@ def test_every_event_is_read_back_as_it_was(event: Event) -> None:
     assert event_from_plain(through_json(event_to_plain(event))) == event
 
 
+@pytest.mark.slow
 @EXAMPLES
 @given(all_effects)
 def test_every_effect_is_read_back_as_it_was(effect: Effect) -> None:

@@ -112,6 +112,7 @@ def test_a_refund_of_what_a_class_has_been_forgiven_is_no_credit() -> None:
     assert batch.in_flight <= 50 * 0.05 + 2
 
 
+@pytest.mark.slow
 def test_a_true_up_of_what_a_class_has_been_forgiven_is_no_debt() -> None:
     """As above, and its answers are ten times as long: 50 * 4,608 / 0.05 would be a debt of 6,000 dispatches."""
     case = Case(pool(0.05, slots=50), checked=False)

@@ -190,6 +190,7 @@ def test_what_a_wide_one_held_up_goes_in_the_same_event_when_it_is_shed() -> Non
     assert (refused(effects), released(effects)) == ([("wide", "shed")], ["b0", "c0"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overflow", list(Overflow))
 def test_a_long_overload_keeps_the_queue_at_its_limit_and_everybody_gets_the_same(overflow: Overflow) -> None:
     """Ten tenants, one of which sends as much as all others together. 20 may wait."""

@@ -134,6 +134,7 @@ def test_service_is_shared_level_by_level() -> None:
     }
 
 
+@pytest.mark.slow
 def test_ten_thousand_names_of_one_organisation_hold_up_another_s_one_for_one_turn() -> None:
     case = Case(pool(), checked=False)
     inside = fill(case, 1)

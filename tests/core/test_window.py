@@ -260,6 +260,7 @@ _PAGES = st.tuples(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("controller", ALL)
 @settings(derandomize=True, max_examples=30, deadline=None)
 @given(pages=st.lists(_PAGES, max_size=15))

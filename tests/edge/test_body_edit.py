@@ -150,6 +150,7 @@ def test_nothing_else_changes() -> None:
         assert json.loads(edited)["priority"] == 3
 
 
+@pytest.mark.slow
 def test_a_broken_body_stays_broken() -> None:
     """Otherwise the edit would make an engine accept what its client never wrote."""
     broken = edits = 0

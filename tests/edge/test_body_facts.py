@@ -394,6 +394,7 @@ def test_any_types_under_the_names_that_are_read(value: dict[str, Any]) -> None:
     assert found.prompts >= 1
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None, max_examples=150)
 @given(
     st.sampled_from([JSON, "multipart/form-data; boundary=b", "multipart/form-data; boundary=\x00"]) | st.text(),

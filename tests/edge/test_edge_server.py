@@ -62,6 +62,7 @@ async def test_a_method_that_is_not_there_is_refused() -> None:
     edge.close()
 
 
+@pytest.mark.slow
 async def test_a_thousand_streams_at_once_are_all_heard() -> None:
     """grpc's own limits would drop a part of them."""
     edge = Edge(a_config(tenants={"*": {"max_queued": 2000}}))

@@ -177,6 +177,7 @@ def _struct(fields: dict[str, Any]) -> Struct:
     return made
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(
     st.dictionaries(names | st.text(max_size=5), values | times, max_size=6),
