@@ -284,15 +284,23 @@ def _pool_metrics(pools: list[PoolView]) -> Iterable[Metric]:
             for each in Stance:
                 stance.add_metric([pool.pool, endpoint.endpoint, each.value], float(endpoint.stance is each))
     yield stance
-    turned_away = CounterMetricFamily(
-        "fairlane_endpoint_turned_away",
-        "Requests that the engine refused for want of room (429, 503, or an error in the stream)",
-        labels=["pool", "endpoint"],
+    counts: tuple[tuple[str, str, Callable[[WindowView], float | None]], ...] = (
+        ("prefix_query_tokens", "Prompt tokens that the engine looked up in its cache", lambda e: e.prefix_queries),
+        ("prefix_hit_tokens", "Prompt tokens that the engine found in its cache", lambda e: e.prefix_hits),
+        (
+            "turned_away",
+            "Requests that the engine refused for want of room (429, 503, or an error in the stream)",
+            lambda e: e.turned_away,
+        ),
     )
-    for pool in pools:
-        for endpoint in pool.endpoints:
-            turned_away.add_metric([pool.pool, endpoint.endpoint], endpoint.turned_away)
-    yield turned_away
+    for name, text, read in counts:
+        counter = CounterMetricFamily(f"fairlane_endpoint_{name}", text, labels=["pool", "endpoint"])
+        for pool in pools:
+            for endpoint in pool.endpoints:
+                value = read(endpoint)
+                if value is not None:
+                    counter.add_metric([pool.pool, endpoint.endpoint], value)
+        yield counter
 
 
 def _scrape_metrics(scrapers: list[ScrapeStats]) -> Iterable[Metric]:

@@ -70,6 +70,12 @@ def notes(config: Config, described: Wiring) -> Iterator[str]:
             f"There are {len(config.pools)} pools and one cluster of engines: what passes unscheduled, Fairlane being "
             "away, goes to any engine. Give each pool a cluster and a route if their models differ."
         )
+    for pool in config.pools:
+        if pool.metrics.scheme == "https":
+            yield (
+                f"Pool {pool.name!r} reads its engines over https (metrics.scheme), and this file sends them requests "
+                "in plain HTTP: give the cluster of engines a transport_socket if they want TLS for these too."
+            )
     if len({pool.high_first for pool in config.pools if pool.tells_in_body}) > 1:
         yield (
             "Some pools' engines run the highest number first and some the lowest (priority_order): what passes "

@@ -16,6 +16,7 @@ import yaml
 from extproc.cli.main import main
 from extproc.config.load import parse
 from extproc.core.reasons import Reason
+from extproc.engines.dialects import DIALECTS
 from extproc.sim.workloads import WORKLOADS
 
 ROOT = Path(__file__).parents[2]
@@ -92,6 +93,25 @@ def test_the_least_configuration_is_one() -> None:
     for block in blocks:
         config = parse(block)
         assert config.pools[0].name == yaml.safe_load(block)["pools"][0]["name"]
+
+
+def test_the_pools_of_the_page_of_engines_can_be_had() -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/engines.md").read_text(), re.DOTALL)
+    pools = [block for block in blocks if "pools:" in block]
+    assert pools
+    for block in pools:
+        assert parse(block).pools
+
+
+def test_the_page_of_engines_names_what_is_read() -> None:
+    """Names are written there without what all of one engine begin with, and long ones in pieces."""
+    text = (ROOT / "docs/engines.md").read_text()
+    for dialect in DIALECTS.values():
+        for name in (*dialect.running, *dialect.waiting):
+            for part in re.findall(r"(?:^|[ +-])([a-z_]+:)?([a-z_]{6,})", name):
+                short = part[1].removeprefix("tgi_").removeprefix("trtllm_").removeprefix("nv_trt_llm_")
+                short = short.removeprefix("sglang_").removeprefix("dynamo_frontend_")
+                assert short in text, (dialect.name, name, short)
 
 
 @pytest.mark.slow

@@ -36,6 +36,8 @@ READ = WindowView(
     kv_usage=0.25,
     age_s=0.125,
     turned_away=4,
+    prefix_queries=100.0,
+    prefix_hits=25.0,
 )
 UNREAD = WindowView("10.0.0.2:8000", Stance.STARTING, 8.0, 0, 0, None, None, None, None, None, None)
 POOL = PoolView(
@@ -142,6 +144,8 @@ def test_what_happened_is_counted() -> None:
     assert seen["fairlane_cancelled_requests_total", "sim"] == 1
     assert seen["fairlane_handed_over_requests_total", "sim"] == 1
     assert seen["fairlane_ignored_choices_total", "sim"] == 1
+    assert seen["fairlane_endpoint_prefix_query_tokens_total", "10.0.0.1:8000", "sim"] == 100
+    assert seen["fairlane_endpoint_prefix_hit_tokens_total", "10.0.0.1:8000", "sim"] == 25
     assert seen["fairlane_endpoint_turned_away_total", "10.0.0.1:8000", "sim"] == 4
     assert seen["fairlane_priority_told_info", "10.0.0.1:8000", "low", "sim", "header"] == 1
     assert seen["fairlane_priority_told_info", "10.0.0.2:8000", "high", "sim", "body"] == 1

@@ -534,6 +534,8 @@ class Window:
             guests=self.guests,
             ttft_s=self.ttft_s,
             absurd=self.absurd,
+            prefix_queries=None if last is None else last.prefix_queries,
+            prefix_hits=None if last is None else last.prefix_hits,
             turned_away=self.turned_away,
             turned_away_limit=None if self._turned_away.most == math.inf else self._turned_away.most,
         )

@@ -61,5 +61,7 @@ class WindowView:
     kv_expected: float | None = None  # most KV tokens that the engine is expected to hold, at any point ahead
     kv_ceiling: float | None = None  # KV tokens that the window plans with
     absurd: int = 0  # pages or figures dropped, because no engine can mean them
+    prefix_queries: float | None = None  # prompt tokens looked up in the engine's cache, by its last page
+    prefix_hits: float | None = None  # and found there
     turned_away: int = 0  # requests that the engine refused for want of room
     turned_away_limit: float | None = None  # requests that may be inside since then; None: no such limit
