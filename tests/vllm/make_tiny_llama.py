@@ -41,18 +41,18 @@ CHAT_TEMPLATE = (
 Matrix = npt.NDArray[np.float32]
 
 
-def write(folder: Path) -> Path:
-    """Write the model to `folder` and return it. The same bytes each time."""
+def write(folder: Path, layers: int = LAYERS) -> Path:
+    """Write the model to `folder` and return it. The same bytes each time. More layers make it slower."""
     folder.mkdir(parents=True, exist_ok=True)
     texts = {
-        "config.json": _config(),
+        "config.json": _config(layers),
         "generation_config.json": {"bos_token_id": 1, "eos_token_id": 2},
         "tokenizer.json": _tokenizer(),
         "tokenizer_config.json": _tokenizer_config(),
     }
     for name, content in texts.items():
         (folder / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
-    (folder / "model.safetensors").write_bytes(_safetensors(_weights()))
+    (folder / "model.safetensors").write_bytes(_safetensors(_weights(layers)))
     return folder
 
 
@@ -83,14 +83,14 @@ def write_adapter(folder: Path, seed: int) -> Path:
     return folder
 
 
-def _config() -> dict[str, Any]:
+def _config(layers: int) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "vocab_size": _VOCABULARY,
         "hidden_size": HIDDEN,
         "intermediate_size": FEED_FORWARD,
-        "num_hidden_layers": LAYERS,
+        "num_hidden_layers": layers,
         "num_attention_heads": HEADS,
         "num_key_value_heads": HEADS,
         "head_dim": HIDDEN // HEADS,
@@ -157,7 +157,7 @@ def _tokenizer_config() -> dict[str, Any]:
     }
 
 
-def _weights() -> dict[str, Matrix]:
+def _weights(layers: int) -> dict[str, Matrix]:
     random = np.random.default_rng(SEED)
 
     def matrix(rows: int, columns: int) -> Matrix:
@@ -180,7 +180,7 @@ def _weights() -> dict[str, Matrix]:
         "model.norm.weight": ones(),
         "lm_head.weight": output,
     }
-    for layer in range(LAYERS):
+    for layer in range(layers):
         block = {
             "input_layernorm": ones(),
             "self_attn.q_proj": matrix(HIDDEN, HIDDEN),

@@ -14,10 +14,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 
+import aiohttp
 import orjson
 from rig import COMPLETIONS, Json, Rig
 from vllm_server import MODEL_NAME
 
+_LONG = aiohttp.ClientTimeout(total=600)
 _NUMBERS = itertools.count()  # makes each prompt another one, so that no prefix is cached
 
 
@@ -148,7 +150,7 @@ class Load:
     async def _read(self, run: Run, body: Json, headers: list[tuple[str, str]]) -> None:
         url = self._rig.stack.url + COMPLETIONS
         try:
-            async with self._rig.http.post(url, data=orjson.dumps(body), headers=headers) as answer:
+            async with self._rig.http.post(url, data=orjson.dumps(body), headers=headers, timeout=_LONG) as answer:
                 run.status = answer.status
                 run.held_s = int(answer.headers.get("x-fairlane-queue-ms", 0)) / 1000
                 async for line in answer.content:
