@@ -42,6 +42,9 @@ log = structlog.get_logger()
 _STALLED_ASK_S: Final = 15.0  # between two questions to one that hangs
 _SLACK_S: Final = 0.5
 _BY_SERVICE_S: Final = 5.0  # Envoy's lookups of a Service's name, and CoreDNS's TTL
+_MOST_SAID: Final = 256
+_ASK_EACH_S: Final = 10.0  # an engine whose page comes and goes what it is, at most
+_STILL_ASK_S: Final = 60.0
 _TOKEN_TIMEOUT_S: Final = 10.0
 _IDENTIFY_TIMEOUT_S: Final = 2.0  # of one answer
 _IDENTIFY_AGAIN_S: Final = (5.0, 30.0, 120.0)  # an engine that is just starting may not know its own version
@@ -55,8 +58,20 @@ class _Member:
     scraper: Scraper
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     dialect: Dialect | None = None  # that it was last read by
+    in_use: bool = False  # the scheduler has been told of it
     asking: asyncio.Task[None] | None = None  # what it is
+    asked_at: float = float("-inf")
+    failed: bool = False  # its page could not be read at last: another engine may answer when it can again
+    tokens: float | None = None  # that it had made by its last page
     token_asked_at: float = float("-inf")
+    progress: float | None = None  # by its last page
+    moved_at: float = float("-inf")  # when that was another, or there was nothing to do
+
+
+def _failure_of(scraper: Scraper) -> str | None:
+    """None: its last page was read."""
+    failure = scraper.last_failure
+    return None if failure is None or scraper.failing is None else f"{failure.kind.value}: {failure.message}"
 
 
 def _envoy_after_s(endpoints: Endpoints) -> float:
@@ -81,6 +96,7 @@ class Fleet:
         self._access = Access.of(pool.metrics, pool.name)
         self._envoy_after_s = _envoy_after_s(pool.endpoints)
         self._emptied = False  # the set was empty at last
+        self._in_use_at = float("-inf")  # the first endpoints after an empty set, see `_add_later`
         self._set = endpoints or make(pool.endpoints, pool=pool.name, clock=driver.now)
         self._members: dict[str, _Member] = {}
         self._model = next((model for model in pool.models if model != ALL), None)
@@ -107,6 +123,7 @@ class Fleet:
                 failures={kind.value: count for kind, count in member.scraper.failures.items()},
                 last_duration_s=member.scraper.last_duration_s or 0.0,
                 way=self._ways.of(address),
+                last_failure=_failure_of(member.scraper),
             )
             for address, member in self._members.items()
         ]
@@ -118,6 +135,7 @@ class Fleet:
             endpoints=len(self._members),
             failures=self._set.failures,
             age_s=None if known_at is None else self._driver.now() - known_at,
+            last_error=self._set.last_error,
         )
 
     # -- which there are --------------------------------------------------------------------------
@@ -126,9 +144,11 @@ class Fleet:
         found = changes((member.endpoint for member in self._members.values()), endpoints)
         for endpoint in found.removed:
             self._remove(endpoint.address)
-        wait_s = self._envoy_after_s if self._emptied and not self._members else 0.0
+        now = self._driver.now()
+        if self._emptied and found.added:
+            self._in_use_at = now + self._envoy_after_s
         for endpoint in found.added:
-            self._add(endpoint, wait_s)
+            self._add(endpoint, max(0.0, self._in_use_at - now))
         self._emptied = not self._members
 
     def _add(self, endpoint: Endpoint, wait_s: float) -> None:
@@ -152,6 +172,7 @@ class Fleet:
         if wait_s:
             self._start(member, self._add_later(member, wait_s), "add")
         else:
+            member.in_use = True
             self._driver.add_endpoint(address, scraper.wake, scraper.released)
         self._start(member, scraper.run(), "scrape")
 
@@ -159,6 +180,7 @@ class Fleet:
         """Envoy asks by itself, and may learn of the endpoint later. With others in its list one of those would have
         the request meanwhile; without any it answers 503 at once to what is let go."""
         await asyncio.sleep(wait_s)
+        member.in_use = True
         self._driver.add_endpoint(member.endpoint.address, member.scraper.wake, member.scraper.released)
 
     def _remove(self, address: str) -> None:
@@ -173,15 +195,32 @@ class Fleet:
     def _read(self, member: _Member, sample: Sample) -> None:
         address = member.endpoint.address
         self._driver.scraped(address, sample)
+        tokens, member.tokens = member.tokens, sample.generation_tokens
+        restarted = tokens is not None and member.tokens is not None and member.tokens < tokens
+        if member.failed or restarted:
+            member.failed = False
+            if self._driver.now() - member.asked_at >= _ASK_EACH_S:
+                self._ask_what_it_is(member)
         now = self._driver.now()
-        if self._driver.stance(address) is Stance.STALLED and now - member.token_asked_at >= _STALLED_ASK_S:
-            if member.token_asked_at == float("-inf"):
+        if sample.progress is None or sample.progress != member.progress or not self._driver.busy:
+            member.progress, member.moved_at = sample.progress, now
+        stalled = self._driver.stance(address) is Stance.STALLED
+        if now - member.token_asked_at >= (_STALLED_ASK_S if stalled else _STILL_ASK_S) and (
+            stalled or self._stands_still(member, now)
+        ):
+            if stalled and member.token_asked_at == float("-inf"):
                 self._log.warning("engine hangs: it answers, and makes no progress", endpoint=address)
             member.token_asked_at = now
             self._start(member, self._ask_for_a_token(member), "token")
 
+    def _stands_still(self, member: _Member, now: float) -> bool:
+        """Where Envoy chooses, nobody knows whether an engine that does nothing has been sent anything."""
+        after_s = self.pool.window.stalled_after
+        return self.pool.pick.by == "envoy" and after_s is not None and now - member.moved_at >= after_s
+
     def _not_read(self, member: _Member, failure: ScrapeFailure) -> None:
         self._driver.scrape_failed(member.endpoint.address, refused=failure.kind is FailureKind.REFUSED)
+        member.failed = True
         if failure.kind is not FailureKind.REFUSED and member.asking is None:
             self._ask_what_it_is(member)  # it may have no page, and be an engine all the same
 
@@ -191,8 +230,10 @@ class Fleet:
             wrong = await ask_for_a_token(
                 self._access.base_url(address), session, model=self._model, timeout_s=_TOKEN_TIMEOUT_S
             )
-        told = "it has made one: its next page should show that" if wrong is None else wrong
-        self._log.info("asked a hanging engine for a token", endpoint=address, answer=told)
+        if wrong is None:
+            self._log.info("an engine that stood still was asked for a token, and has made one", endpoint=address)
+        else:
+            self._log.warning("an engine that stands still was asked for a token", endpoint=address, answer=wrong)
 
     # -- what they are ----------------------------------------------------------------------------
 
@@ -201,16 +242,18 @@ class Fleet:
         address = member.endpoint.address
         if member.dialect is not None and member.dialect is not dialect:
             self._log.info("another engine answers there", endpoint=address, was=member.dialect.name, now=dialect.name)
-            self._driver.remove_endpoint(address)
-            self._driver.add_endpoint(address, member.scraper.wake, member.scraper.released)
+            if member.in_use:
+                self._driver.remove_endpoint(address)
+                self._driver.add_endpoint(address, member.scraper.wake, member.scraper.released)
             self._ways.drop(address)
-        member.dialect = dialect
+        member.dialect, member.failed = dialect, False
         member.token_asked_at = float("-inf")
         self._ask_what_it_is(member)
 
     def _ask_what_it_is(self, member: _Member) -> None:
         if member.asking is not None:
             member.asking.cancel()
+        member.asked_at = self._driver.now()
         member.asking = self._start(member, self._identify(member), "identify")
 
     async def _identify(self, member: _Member) -> None:
@@ -240,6 +283,8 @@ class Fleet:
 
     def _say(self, event: str, endpoint: str, told: str, *, warns: bool = False) -> None:
         if told not in self._said:
+            if len(self._said) >= _MOST_SAID:  # an engine's own words are among them
+                self._said.clear()
             self._said.add(told)
             (self._log.warning if warns else self._log.info)(event, endpoint=endpoint, told=told)
 

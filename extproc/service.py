@@ -66,7 +66,9 @@ class Service:
         gate = Gate(self.config, self._drivers, self.metrics, keys, ways)
         tracking = Tracking(gate, self.metrics)
         processor = ExternalProcessor(gate, tracking, self.metrics)
-        http = HttpPort(self.metrics.registry, lambda: self._ready, self.pools, self.flows)
+        http = HttpPort(
+            self.metrics.registry, lambda: self._ready, self.pools, self.flows, self.scrape_stats, self.set_stats
+        )
         self.metrics.watch(self.pools, self.scrape_stats, self.set_stats, lambda: processor.open)
         listen = self.config.listen
         try:

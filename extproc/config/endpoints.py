@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, TypeAdapter, field_validator, model_validator
 
 from extproc.config.section import Section
-from extproc.config.units import IpPort, Seconds
+from extproc.config.units import IpPort, Seconds, shown
 
 _HOST_LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST = re.compile(rf"{_HOST_LABEL}(?:\.{_HOST_LABEL})*\.?\Z")
@@ -37,7 +37,8 @@ def _once(value: list[str]) -> list[str]:
     seen: set[str] = set()
     twice = sorted({each for each in value if each in seen or seen.add(each)})  # type: ignore[func-returns-value]
     if twice:
-        raise ValueError(f"named twice: {', '.join(twice)}")
+        more = f" and {len(twice) - 10} more" if len(twice) > 10 else ""
+        raise ValueError(f"named twice: {', '.join(twice[:10])}{more}")
     return value
 
 
@@ -60,9 +61,9 @@ class Dns(Section):
     @classmethod
     def _is_name(cls, value: str) -> str:
         if _is_address(value):
-            raise ValueError(f"{value!r} is an address and no name: write it as a list, endpoints: [ip:port]")
+            raise ValueError(f"{shown(value)} is an address and no name: write it as a list, endpoints: [ip:port]")
         if not _HOST.match(value) or len(value.removesuffix(".")) > 253:
-            raise ValueError(f"{value!r} is no name for DNS: labels of letters, digits, '-' and '_', between dots")
+            raise ValueError(f"{shown(value)} is no name for DNS: labels of letters, digits, '-' and '_', between dots")
         return value
 
     @model_validator(mode="after")
@@ -88,7 +89,7 @@ class File(Section):
     @classmethod
     def _path_alone(cls, value: object) -> object:
         if not isinstance(value, str | Mapping | File):
-            raise ValueError(f"expected the path of a file, not {value!r}")
+            raise ValueError(f"expected the path of a file, not {shown(value)}")
         return {"path": value} if isinstance(value, str) else value
 
 
@@ -106,7 +107,7 @@ class Kubernetes(Section):
     @classmethod
     def _plain(cls, value: str | None) -> str | None:
         if value is not None and not _KUBERNETES_NAME.match(value):
-            raise ValueError(f"{value!r} must be lower-case letters, digits and '-', and at most 63 of them")
+            raise ValueError(f"{shown(value)} must be lower-case letters, digits and '-', and at most 63 of them")
         return value
 
     @field_validator("port")
@@ -114,7 +115,9 @@ class Kubernetes(Section):
     def _port_name(cls, value: int | str | None) -> int | str | None:
         good = bool(_PORT_NAME.match(value)) if isinstance(value, str) else value is None or 0 < value < 65536
         if not good:
-            raise ValueError(f"{value!r} is no port: a number of 1 to 65535, or the name that the Service gives it")
+            raise ValueError(
+                f"{shown(value)} is no port: a number of 1 to 65535, or the name that the Service gives it"
+            )
         return value
 
     @model_validator(mode="after")
@@ -143,7 +146,7 @@ class Endpoints(Section):
             # apart from the sections, so that a fault in the list is at endpoints.0 and not at endpoints.static.0
             return cls.model_construct(static=_ADDRESSES.validate_python(value))
         if not isinstance(value, Mapping):
-            raise ValueError(f"expected a list of ip:port, or one of {', '.join(cls.model_fields)}, not {value!r}")
+            raise ValueError(f"expected a list of ip:port, or one of {', '.join(cls.model_fields)}, not {shown(value)}")
         read = handler(value)
         given = [name for name in cls.model_fields if getattr(read, name) is not None]
         if len(given) != 1:

@@ -15,6 +15,7 @@ from extproc.config.section import Section
 from extproc.config.served import Served
 from extproc.config.units import HostPort, Seconds
 from extproc.core.model import PoolPolicy
+from extproc.core.policy_check import check_policy
 
 
 class Listen(Section):
@@ -83,7 +84,28 @@ class Config(Section):
             if names.count(name) > 1:
                 raise ValueError(f"pools: two are named {name!r}")
         Served(self.pools)
+        self._balanced_together()
+        for pool in self.pools:
+            try:
+                check_policy(self.pool_policy(pool))
+            except ValueError as error:
+                raise ValueError(f"pools: {pool.name}: {error}") from None
         return self
+
+    def _balanced_together(self) -> None:
+        """Raises ValueError where Envoy's balancing, which takes any engine of its one cluster, would mix pools up."""
+        by_envoy = next((pool for pool in self.pools if pool.pick.by == "envoy"), None)
+        if by_envoy is None:
+            return
+        wanted = _engines(by_envoy)
+        for pool in self.pools:
+            if _engines(pool) != wanted:
+                raise ValueError(
+                    f"pools: {by_envoy.name}: pick.by is envoy, and {pool.name} has other endpoints: Envoy balances "
+                    "over the engines of all pools, so requests would reach engines that do not have their model. Take "
+                    "pick.by fairlane (the default), give all pools the same endpoints, or this pool an Envoy and a "
+                    "Fairlane of its own"
+                )
 
     def _known_class(self, where: str, name: str) -> None:
         if name not in self.classes:
@@ -105,6 +127,12 @@ class Config(Section):
         """What the core is told about `pool`."""
         default = self.tenants.get(ALL) or _DEFAULT_TENANT
         return pool.policy(self.classes, self.tenants, default, self.identity.separator)
+
+
+def _engines(pool: Pool) -> tuple[object, ...]:
+    """Equal for pools with the same engines."""
+    source = pool.endpoints
+    return frozenset(source.known), source.dns, source.file, source.kubernetes
 
 
 _DEFAULT_TENANT = Tenant()

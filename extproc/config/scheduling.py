@@ -161,6 +161,13 @@ class Window(Section):
     fixed: Count = 32
     stalled_after: Seconds | None = 30.0
 
+    @field_validator("stalled_after")
+    @classmethod
+    def _some_pages(cls, value: float | None) -> float | None:
+        if value is not None and value < 0.1:
+            raise ValueError("must be at least 100ms, or null for never")
+        return value
+
     @field_validator("max_tpot")
     @classmethod
     def _some_time(cls, value: float) -> float:
@@ -281,7 +288,10 @@ class Pool(Section):
                 max_num_seqs=window.max_num_seqs,
                 threshold=window.threshold,
                 fixed=window.fixed,
-                stalled_after_s=window.stalled_after,
+                # Progress shows from page to page.
+                stalled_after_s=None
+                if window.stalled_after is None
+                else max(window.stalled_after, 4 * self.metrics.interval),
             ),
             max_queued=self.max_queued,
             max_queued_bytes=self.max_queued_bytes,

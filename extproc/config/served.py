@@ -79,6 +79,12 @@ class Served:
 
 def _check(pool: Pool, kind: str, name: str) -> None:
     if kind == _ALIAS:
+        target = pool.aliases[name]
+        if target in pool.aliases:
+            raise ValueError(
+                f"pools: {pool.name}: the alias {name!r} stands for {target!r}, which is an alias itself; name what "
+                "the engine serves"
+            )
         if ALL in name:
             raise ValueError(
                 f"pools: {pool.name}: the alias {name!r} must be one name, without *; models: ['*'] takes whatever is "

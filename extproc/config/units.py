@@ -1,4 +1,8 @@
-"""Durations, sizes and addresses as they are written in the file."""
+"""Durations, sizes and addresses as they are written in the file.
+
+A message quotes what it is about by `shown`, and nothing else: in YAML, nine lines of anchors are a list of 9^9 entries
+that takes no room until somebody makes a text of it.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +18,40 @@ _LONGEST_S = 366 * 24 * 3600.0
 _SIZE = re.compile(r"^\s*(\d+)\s*(B|KiB|MiB|GiB)\s*$", re.ASCII)
 _HOST_PORT = re.compile(r"^([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?\]):([0-9]{1,5})\Z")
 _BYTES = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+_SHOWN = 200  # characters
+_SHOWN_BITS = 64
+_KINDS = {dict: "a mapping", list: "a list", str: "text", bool: "true or false", type(None): "nothing"}
+
+
+def kind(value: object) -> str:
+    """What it is, in the words of YAML and JSON."""
+    return _KINDS.get(type(value), "a number" if isinstance(value, int | float) else type(value).__name__)
+
+
+def shown(value: object) -> str:
+    """For messages: a text or number as it would be in Python, and cut where it is long; of others only the kind."""
+    if isinstance(value, str):
+        return repr(value) if len(value) <= _SHOWN else f"{value[:_SHOWN]!r}..."
+    if value is None or isinstance(value, float):
+        return repr(value)
+    # Python refuses to write numbers of thousands of digits
+    return repr(value) if isinstance(value, int) and value.bit_length() <= _SHOWN_BITS else kind(value)
 
 
 def _duration(value: object) -> float:
     match = _DURATION.match(value) if isinstance(value, str) else None
     if match is None:
-        raise ValueError(f"expected a duration with its unit, like 250ms, 30s, 5m or 1h, not {value!r}")
+        raise ValueError(f"expected a duration with its unit, like 250ms, 30s, 5m or 1h, not {shown(value)}")
     seconds = float(match[1]) * _SECONDS[match[2]]
     if seconds > _LONGEST_S:
-        raise ValueError(f"{value!r} is longer than anything here can last")
+        raise ValueError(f"{shown(value)} is longer than anything here can last")
     return seconds
 
 
 def _size(value: object) -> int:
     match = _SIZE.match(value) if isinstance(value, str) else None
     if match is None:
-        raise ValueError(f"expected a size with its unit, like 32MiB or 2GiB, not {value!r}")
+        raise ValueError(f"expected a size with its unit, like 32MiB or 2GiB, not {shown(value)}")
     return int(match[1]) * _BYTES[match[2]]
 
 
@@ -42,7 +64,7 @@ def _address(value: object) -> tuple[str, int] | None:
 def _host_port(value: object) -> str:
     if isinstance(value, str) and _address(value) is not None:
         return value
-    raise ValueError(f"expected host:port, like 127.0.0.1:8001 or [::1]:8001, not {value!r}")
+    raise ValueError(f"expected host:port, like 127.0.0.1:8001 or [::1]:8001, not {shown(value)}")
 
 
 def ip_port(value: object) -> str:
@@ -59,7 +81,9 @@ def ip_port(value: object) -> str:
             pass
         else:
             return f"[{ip}]:{port}" if v6 else f"{ip}:{port}"
-    raise ValueError(f"{value!r} is not ip:port: Envoy matches Fairlane's choice by address, and would ignore a name")
+    raise ValueError(
+        f"{shown(value)} is not ip:port: Envoy matches Fairlane's choice by address, and would ignore a name"
+    )
 
 
 Seconds = Annotated[float, BeforeValidator(_duration)]

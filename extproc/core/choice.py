@@ -28,7 +28,10 @@ and fills one engine before the others; with sessions it makes the slow first to
 prefixes where clients name them. Hashes are of 512 bytes, 1, 2, 4 KiB and so on, so that a conversation behind a long
 system prompt has none of its own until it has doubled it.
 
-Fallbacks are for a connection that is refused: the best of the others by the same score, also those without room.
+Fallbacks are for a connection that is refused. They are the next best of those that accept the request; where these are
+too few, of the others that may be used those with the fewest requests, then those unused for longest: better a full
+engine than none. Under full load that is each release, and the score of each full endpoint would cost as much as all
+else that there is to a choice.
 
 Left out: seconds in place of scores (queue time and uncached tokens by the window's own estimates). The prefill of a
 token and the wait for a slot are not known for engines without histograms, and a weight can be understood.
@@ -36,6 +39,9 @@ token and the wait for a slot are not known for engines without histograms, and 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from heapq import heapify, heappop, nsmallest
 from typing import TYPE_CHECKING
 
 from extproc.core.model import Gates, Request
@@ -44,70 +50,62 @@ from extproc.core.windows import Window
 if TYPE_CHECKING:
     from extproc.core.scheduler import Scheduler
 
-_FALLBACKS = 3
+_FALLBACKS = 2  # as many as Envoy tries: `num_retries` of the routes to the engines
 
-_Key = tuple[float, int, int]
-"""The smallest is the best: what its score lacks, requests inside, number of its last release."""
-
-
-def affinity(scheduler: Scheduler, request: Request, window: Window, now: float) -> float:
-    """The part of the score that is the request's own."""
-    weights, endpoint = scheduler.policy.pick, window.endpoint
-    score = 0.0
-    if request.prefix:
-        score += weights.prefix * scheduler.prefixes.share(endpoint, request.prefix, request.body_bytes, now)
-    if request.adapter is not None:
-        shown, slots = window.adapters
-        score += weights.adapter * scheduler.adapters.fit(endpoint, request.adapter, shown, slots, now)
-    if request.session is not None and scheduler.sessions.of(request.session) == endpoint:
-        score += weights.session
-    return score
+_Key = tuple[float, int, int, int, Window]
+"""The smallest is the best: what its score lacks, requests inside, number of its last release, place in the list."""
 
 
-def best(scheduler: Scheduler, request: Request, among: list[Window], q: float, now: float) -> Window:
-    """Of at least one. `q`: the standing queue that the request's class may use."""
+def ranked(scheduler: Scheduler, request: Request, among: Sequence[Window], q: float, now: float) -> list[Window]:
+    """The best of `among` and those that may stand in for it, the best first. `q`: the standing queue that the
+    request's class may use."""
     weights = scheduler.policy.pick
-    by_load, by_kv = weights.load, weights.kv_usage
-    drawn = request.prefix or request.adapter is not None or request.session is not None
-    found, found_key = among[0], None
-    for window in among:  # `_key`, written out: each release into a pool with room comes by here
-        limit, load = window.limit(q, now), window.in_flight + window.foreign
-        lacks = by_load * (load / (limit if limit > 1.0 else 1.0)) + by_kv * window.kv_usage
+    by_load, by_kv, adapter = weights.load, weights.kv_usage, request.adapter
+    shares = scheduler.prefixes.shares(request.prefix, request.body_bytes, now) if request.prefix else {}
+    home = None if request.session is None else scheduler.sessions.of(request.session)
+    drawn = shares or adapter is not None or home is not None
+    keys: list[_Key] = []
+    for window in among:  # each release into a pool with room comes by here, with all that have room
+        load = window.in_flight + window.foreign
+        lacks = by_kv * window.kv_usage
+        if window.hangs:
+            lacks = math.inf  # it takes one, to see, where there is no other
+        elif load:
+            limit = window.limit(q, now)
+            lacks += by_load * (load / (limit if limit > 1.0 else 1.0))
         if drawn:
-            lacks -= affinity(scheduler, request, window, now)
-        key = (lacks, load, window.last_take)
-        if found_key is None or key < found_key:
-            found, found_key = window, key
-    return found
+            endpoint = window.endpoint
+            draw = weights.prefix * shares.get(endpoint, 0.0)
+            if adapter is not None:
+                shown, slots = window.adapters
+                draw += weights.adapter * scheduler.adapters.fit(endpoint, adapter, shown, slots, now)
+            if endpoint == home:
+                draw += weights.session
+            lacks -= draw
+        keys.append((lacks, load, window.last_take, len(keys), window))
+    if len(keys) > 1 + _FALLBACKS:
+        keys = nsmallest(1 + _FALLBACKS, keys)
+    else:
+        keys.sort()
+    return [key[-1] for key in keys]
 
 
 def fallbacks(
-    scheduler: Scheduler, request: Request, chosen: Window, q: float, gates: Gates | None, now: float
+    scheduler: Scheduler, chosen: Window, others: Sequence[Window], q: float, gates: Gates | None, now: float
 ) -> tuple[str, ...]:
-    """Up to three other endpoints that may take `request` in place of `chosen`, the best first. `q` and `gates` are of
-    its class: where a gate is closed it is not to go in any case."""
-    first: Window | None = None
-    more: list[Window] | None = None
-    for window in scheduler.windows.values():
-        if window is chosen or window.limit(q, now) <= 0.0:  # 0: it may not be used
-            continue
-        if gates is not None and window.gate(gates, now) is not None:
-            continue
-        if first is None:
-            first = window
-        elif more is None:
-            more = [first, window]
-        else:
-            more.append(window)
-    if first is None:
-        return ()
-    if more is None:
-        return (first.endpoint,)
-    more.sort(key=lambda window: _key(scheduler, request, window, q, now))
-    return tuple([window.endpoint for window in more[:_FALLBACKS]])
-
-
-def _key(scheduler: Scheduler, request: Request, window: Window, q: float, now: float) -> _Key:
-    weights, limit, load = scheduler.policy.pick, window.limit(q, now), window.in_flight + window.foreign
-    lacks = weights.load * (load / (limit if limit > 1.0 else 1.0)) + weights.kv_usage * window.kv_usage
-    return lacks - affinity(scheduler, request, window, now), load, window.last_take
+    """The endpoints that may take a request in place of `chosen`, the best first, two at most. `others`: those that
+    accept it as well, as `ranked`. `q` and `gates` are of its class: where a gate is closed it is not to go."""
+    # A limit of 0: it may not be used, or, being stalled, takes one request alone, to see.
+    found = [window.endpoint for window in others if window.limit(q, now) > 0.0]
+    if len(found) < _FALLBACKS and len(found) + 1 < len(scheduler.windows):
+        line = [(w.in_flight + w.foreign, w.last_take, i, w) for i, w in enumerate(scheduler.windows.values())]
+        heapify(line)
+        while line and len(found) < _FALLBACKS:
+            window = heappop(line)[-1]
+            if window is chosen or window.endpoint in found or window.limit(q, now) <= 0.0:
+                continue
+            if window.opens_at(now) < math.inf:
+                continue  # it has refused or failed requests
+            if gates is None or window.gate(gates, now) is None:
+                found.append(window.endpoint)
+    return tuple(found)

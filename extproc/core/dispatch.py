@@ -24,7 +24,7 @@ from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from extproc.core.choice import best as best_of
+from extproc.core.choice import ranked
 from extproc.core.class_queue import ClassQueue
 from extproc.core.model import ClassPolicy, Gates, Request, State
 from extproc.core.windows import Window
@@ -62,12 +62,15 @@ class Choice(NamedTuple):
     turn: Turn
     request: Request
     window: Window
+    others: Sequence[Window]  # those that accept it as well and are next best, as far as that was asked
     most: float | None  # what a full window may be exceeded to, for one that overtakes; None: there was room
 
 
 # A named tuple's own constructor is written in Python, and takes three times as long.
 _turn: Callable[[tuple[ClassQueue, float, ClassPolicy, Request, By]], Turn] = partial(tuple.__new__, Turn)
-_choice: Callable[[tuple[Turn, Request, Window, float | None]], Choice] = partial(tuple.__new__, Choice)
+_choice: Callable[[tuple[Turn, Request, Window, Sequence[Window], float | None]], Choice] = partial(
+    tuple.__new__, Choice
+)
 
 
 def turns(scheduler: Scheduler, now: float) -> Iterator[Turn]:
@@ -124,21 +127,21 @@ def next_release(scheduler: Scheduler, now: float) -> Choice | None:
     if scheduler.plain:
         turn = first_turn(scheduler, now)
         if turn is not None:
-            window, most = pick(scheduler, turn, (), now)
+            window, others, most = pick(scheduler, turn, (), now)
             if window is not None:
-                return _choice((turn, turn.request, window, most))
+                return _choice((turn, turn.request, window, others, most))
         return _owed(scheduler, now)
     passed: list[Gates] = []
     groups = scheduler.policy.prefix_slack > 0 and scheduler.pool_load is None
     for turn in turns(scheduler, now):
         if groups and (choice := _warm(scheduler, turn, passed, now)) is not None:
             return choice
-        window, most = pick(scheduler, turn, passed, now)
+        window, others, most = pick(scheduler, turn, passed, now)
         if most is not None and turn.request.prefix and groups:
             # With many tenants each next one has nothing inside, and would take every place that there is.
             return None
         if window is not None:
-            return Choice(turn, turn.request, window, most)
+            return Choice(turn, turn.request, window, others, most)
         if turn.by is _RANK or turn.cls.gates is None:
             break
         passed.append(turn.cls.gates)
@@ -170,42 +173,42 @@ def first_turn(scheduler: Scheduler, now: float) -> Turn | None:
     return None
 
 
-def pick(scheduler: Scheduler, turn: Turn, passed: Sequence[Gates], now: float) -> tuple[Window | None, float | None]:
-    """The accepting endpoint with the best score, see `choice`; among equals, the one that has not been used for
-    longest. A tenant with nothing inside may exceed a full window by `overtake`, and where all are
-    overfull, go to one that holds fewer than `overtake` such guests: then with what `Window.take` is to be told.
-    `passed`: gates of those who would have gone before, had these not been closed."""
+def pick(
+    scheduler: Scheduler, turn: Turn, passed: Sequence[Gates], now: float
+) -> tuple[Window | None, Sequence[Window], float | None]:
+    """The accepting endpoint with the best score, and the next best of them, see `choice`. A tenant with nothing inside
+    may exceed a full window by `overtake`, and where all are overfull, go to one that holds fewer than `overtake` such
+    guests: then with what `Window.take` is to be told. `passed`: gates of those who would have gone before, had these
+    not been closed."""
     cls, q, _, request, _ = turn
     gates = cls.gates
     windows = scheduler.windows.values()
     if scheduler.pool_load is not None:
-        return scheduler.pool_load.place(request, q, now, [w for w in windows if is_open(w, gates, passed, now)]), None
-    there: list[Window] | None = None
-    best: Window | None = None
+        there = [w for w in windows if is_open(w, gates, passed, now)]
+        return scheduler.pool_load.place(request, q, now, there), (), None
+    there = []
     for w in windows:
         if (gates is not None or passed) and not is_open(w, gates, passed, now):
             continue
-        if not w.accepts(request, q, now):
-            continue
-        if best is None:
-            best = w
-        elif there is None:
-            there = [best, w]
-        else:
+        if w.accepts(request, q, now):
             there.append(w)
-    if there is not None:
-        return best_of(scheduler, request, there, q, now), None
+    if len(there) > 1:
+        best, *others = ranked(scheduler, request, there, q, now)
+        return best, others, None
+    if there:
+        return there[0], (), None
     overtake = scheduler.policy.window.overtake
     # A class without a standing queue of its own has nobody to overtake.
-    if best is not None or not overtake or q <= 0 or request.tenant in scheduler.inside:
-        return best, None
-    best_key: tuple[float, float, int] | None = None
+    if not overtake or q <= 0 or request.tenant in scheduler.inside:
+        return None, (), None
+    full: Window | None = None
+    full_key: tuple[float, float, int] | None = None
     for w in windows:
         if not is_open(w, gates, passed, now):
             continue
-        if w.may_overtake(request, q, overtake, now) and (best_key is None or _fullness(w, q, now) < best_key):
-            best, best_key = w, _fullness(w, q, now)
-    return best, None if best is None else best.limit(q, now) + overtake
+        if w.may_overtake(request, q, overtake, now) and (full_key is None or _fullness(w, q, now) < full_key):
+            full, full_key = w, _fullness(w, q, now)
+    return full, (), None if full is None else full.limit(q, now) + overtake
 
 
 def is_open(window: Window, gates: Gates | None, passed: Sequence[Gates], now: float) -> bool:
@@ -236,7 +239,7 @@ def _owed(scheduler: Scheduler, now: float) -> Choice | None:
         if _full(scheduler, cls, now) or cls.queue.peek(now) is not request:
             continue
         if is_open(window, cls.gates, (), now) and _takes(scheduler, window, request, cls.q, now):
-            return Choice(Turn(cls, cls.q, cls.policy, request, _RANK), request, window, None)
+            return Choice(Turn(cls, cls.q, cls.policy, request, _RANK), request, window, (), None)
     return None
 
 
@@ -259,5 +262,5 @@ def _warm(scheduler: Scheduler, turn: Turn, passed: Sequence[Gates], now: float)
             if match <= best_match:
                 continue
             if is_open(window, turn.cls.gates, passed, now) and window.accepts(request, turn.q, now):
-                best, best_match = Choice(turn, request, window, None), match
+                best, best_match = Choice(turn, request, window, (), None), match
     return best

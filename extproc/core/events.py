@@ -94,6 +94,15 @@ class TurnedAway:
 
 
 @_value
+class Failed:
+    """The engine failed the request: it answered 500 or above but for want of room, or an error of that kind in the
+    stream. `endpoint`: as in `TurnedAway`."""
+
+    id: str
+    endpoint: str | None = None
+
+
+@_value
 class Scraped:
     """An endpoint's metrics page was read."""
 
@@ -141,6 +150,7 @@ Event = (
     | Usage
     | Unreachable
     | TurnedAway
+    | Failed
     | Scraped
     | ScrapeFailed
     | EndpointAdded

@@ -48,6 +48,13 @@ class Prefixes:
                     return length, at
         return 0, float("-inf")
 
+    def shares(self, prefix: tuple[int, ...], body_bytes: int, now: float) -> dict[str, float]:
+        """`share` of each endpoint that has any. With many endpoints, most were never sent a certain prompt."""
+        first = prefix[0]
+        warm = [endpoint for endpoint, table in self._sent.items() if first in table]
+        shares = {endpoint: self.share(endpoint, prefix, body_bytes, now) for endpoint in warm}
+        return {endpoint: share for endpoint, share in shares.items() if share > 0.0}
+
     def share(self, endpoint: str, prefix: tuple[int, ...], body_bytes: int, now: float) -> float:
         """Of a prompt in a body of `body_bytes`, the share that is likely to be there, 0..1."""
         length, _ = self.match(endpoint, prefix, now)

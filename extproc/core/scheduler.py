@@ -47,6 +47,7 @@ from extproc.core.events import (
     EndpointAdded,
     EndpointRemoved,
     Event,
+    Failed,
     FirstByte,
     FirstToken,
     Reconfigure,
@@ -133,6 +134,7 @@ class Scheduler:
             Usage: self._usage,
             Unreachable: self._unreachable,
             TurnedAway: self._turned_away,
+            Failed: self._failed,
             Scraped: self._scraped,
             ScrapeFailed: self._scrape_failed,
             EndpointAdded: self._add_endpoint,
@@ -348,6 +350,12 @@ class Scheduler:
             window.on_turned_away(request.slots if counted else 0, now)
             self._note_pauses(now)
 
+    def _failed(self, event: Failed, now: float, _: list[Effect]) -> None:
+        window = self._window_of(self.requests.get(event.id), event.endpoint)
+        if window is not None:
+            window.on_failed(now)
+            self._note_pauses(now)
+
     def _note_pauses(self, now: float) -> None:
         self._opens_at = min((w.opens_at(now) for w in self.windows.values()), default=math.inf)
 
@@ -464,7 +472,7 @@ class Scheduler:
             effects.append(self._release(choice, now))
 
     def _release(self, choice: Choice, now: float) -> Release:
-        (cls, q, counts_as, _, by), request, window, most = choice
+        (cls, q, counts_as, _, by), request, window, others, most = choice
         charge, policy = request.cost, self.policy
         cls.queue.pop(request, charge, now)
         request.move(_RELEASED)
@@ -486,7 +494,7 @@ class Scheduler:
             if by is _PROMOTION:
                 self.promoted_at = number
         if self.pool_load is None:
-            others = fallbacks(self, request, window, q, cls.gates, now) if len(self.windows) > 1 else ()
+            instead = fallbacks(self, window, others, q, cls.gates, now) if len(self.windows) > 1 else ()
             if request.prefix:
                 self.prefixes.sent(endpoint, request.prefix, now)
             if request.adapter is not None:
@@ -494,7 +502,7 @@ class Scheduler:
             if request.session is not None:
                 self.sessions.sent(request.session, endpoint)
         else:
-            others = ()
+            instead = ()
             self.pool_load.take(request.slots, now)
         request.guest = window.take(request, now, number=number, most=most)
         self.overrun.watch(request, policy.unit, window.pace_s)
@@ -508,7 +516,7 @@ class Scheduler:
         if self.preempts:
             self.preemption.consider(request, cls.policy, policy)
         priority = engine_priority(counts_as, inside, policy.priority_steps)
-        return Release(request.id, endpoint, priority, tenant, request.cls, now - request.arrival, others)
+        return Release(request.id, endpoint, priority, tenant, request.cls, now - request.arrival, instead)
 
 
 def _nothing(_: object, __: float, ___: list[Effect]) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import structlog
 from google.protobuf.message import DecodeError
 
-from extproc.core.events import Unreachable
 from extproc.core.model import Pick
 from extproc.edge import usage
 from extproc.edge.driver import PoolDriver
@@ -70,10 +69,7 @@ class AccessLog:
         if said.ignored is not None:
             self._ignored(driver, named, said.ignored)
         for fault in said.faults:
-            if isinstance(fault, Unreachable):
-                driver.unreachable(fault)
-            else:
-                driver.turned_away(fault)
+            driver.endpoint_fault(fault)
         driver.usage(said.usage)
         self._tracking.over(ticket)
 

@@ -22,6 +22,7 @@ from extproc.core.events import (
     EndpointRemoved,
     Event,
     Evict,
+    Failed,
     FirstByte,
     FirstToken,
     Reconfigure,
@@ -195,10 +196,7 @@ class PoolDriver:
     def usage(self, event: Usage) -> None:
         self._apply_safely(event)
 
-    def unreachable(self, event: Unreachable) -> None:
-        self._apply_safely(event)
-
-    def turned_away(self, event: TurnedAway) -> None:
+    def endpoint_fault(self, event: Unreachable | TurnedAway | Failed) -> None:
         self._apply_safely(event)
 
     def scraped(self, endpoint: str, sample: Sample) -> None:

@@ -23,10 +23,21 @@ _LONGEST = 64  # characters of a type
 
 def says_no_room(code: object, kind: object) -> bool:
     """Whether an error with this code and type means that another time, or another engine, may do."""
-    if isinstance(code, str) and code.isascii() and code.isdigit() and len(code) == 3:
-        code = int(code)
-    if isinstance(code, int | float) and not isinstance(code, bool):
-        return code in CODES
+    number = _number(code)
+    if number is not None:
+        return number in CODES
     if not isinstance(kind, str) or len(kind) > _LONGEST:
         return False
     return "".join(filter(str.isalpha, kind)).lower() in _TYPES
+
+
+def says_failure(code: object) -> bool:
+    """Whether an error with this code is the engine's fault, and no want of room."""
+    number = _number(code)
+    return number is not None and 500 <= number < 600 and number not in CODES
+
+
+def _number(code: object) -> float | None:
+    if isinstance(code, str) and code.isascii() and code.isdigit() and len(code) == 3:
+        return int(code)
+    return code if isinstance(code, int | float) and not isinstance(code, bool) else None

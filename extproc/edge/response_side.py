@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from extproc.core.events import TurnedAway, Usage
+from extproc.core.events import Failed, TurnedAway, Usage
 from extproc.core.model import Source
 from extproc.edge.exchange import Exchange
 from extproc.edge.gate import Queue
@@ -79,13 +79,14 @@ class ResponseSide:
             return streamed_body("response_body", out, last)
         return (go_on("response_body") or b"") if out is body else response_body_answer(out)
 
-    def turned_away(self) -> TurnedAway | None:
-        """The engine has said that it has no room, and no access log will tell."""
+    def fault(self) -> TurnedAway | Failed | None:
+        """The engine has refused or failed the request, and no access log will tell."""
         if self._place is None or not self._unlogged:
             return None
-        shed = self._meter is not None and self._meter.result.no_room
-        refused = self._code in CODES and self._by_engine
-        return TurnedAway(self._place.event.id) if shed or refused else None
+        name = self._place.event.id
+        if (self._meter is not None and self._meter.result.no_room) or (self._by_engine and self._code in CODES):
+            return TurnedAway(name)
+        return Failed(name) if self._by_engine and self._code >= 500 else None
 
     def usage(self) -> Usage | None:
         """What was counted; None: nothing was, and others may know more."""

@@ -323,9 +323,9 @@ class ExternalProcessor:
                         await exchange.write(answer)
                 message = await exchange.read()
         finally:
-            refused = response.turned_away()
-            if refused is not None and exchange.place is not None:
-                exchange.place.driver.turned_away(refused)
+            fault = response.fault()
+            if fault is not None and exchange.place is not None:
+                exchange.place.driver.endpoint_fault(fault)
             counted = response.usage()
             if counted is not None and exchange.place is not None:
                 exchange.place.driver.usage(counted)

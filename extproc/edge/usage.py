@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from extproc.config.units import ip_port
-from extproc.core.events import TurnedAway, Unreachable, Usage
+from extproc.core.events import Failed, TurnedAway, Unreachable, Usage
 from extproc.core.model import MAX_TOKENS, Source
-from extproc.edge.no_room import CODES, says_no_room
+from extproc.edge.no_room import CODES, says_failure, says_no_room
 from extproc.edge.wire import Scalar, scalars
 from extproc.pb.wire.v1 import access_log_pb2
 
@@ -38,7 +38,7 @@ class Said:
     """What an entry says of its request."""
 
     usage: Usage
-    faults: tuple[Unreachable | TurnedAway, ...]  # of endpoints: which did not take the request, or broke off
+    faults: tuple[Unreachable | TurnedAway | Failed, ...]  # of endpoints: which did not take the request, or broke off
     ignored: str | None  # where it went in place of the endpoint that was named, though Envoy tried once only
     unedited: str | None  # why Envoy's Lua filter left a body as it was that was to be edited
 
@@ -58,14 +58,14 @@ def read(entry: access_log_pb2.HTTPAccessLogEntry, ticket: str, named: str | Non
     why = fields.get("body_edit")
     used = _endpoint(common)
     elsewhere = used is not None and used != named
-    faults: list[Unreachable | TurnedAway] = []
+    faults: list[Unreachable | TurnedAway | Failed] = []
     ignored = None
     if elsewhere and named is not None:
         if common.upstream_request_attempt_count > 1:
             faults.append(Unreachable(ticket))
         elif common.upstream_request_attempt_count == 1:
             ignored = used
-    fault = (None if flags is None else _unreachable(flags, ticket)) or _turned_away(entry, ticket, fields)
+    fault = (None if flags is None else _unreachable(flags, ticket)) or _no_answer(entry, ticket, fields)
     if fault is not None:
         faults.append(replace(fault, endpoint=used) if elsewhere else fault)
     return Said(
@@ -92,13 +92,19 @@ def _spelt(address: str, port: int) -> str | None:
         return None  # a socket of another kind
 
 
-def _turned_away(entry: access_log_pb2.HTTPAccessLogEntry, ticket: str, fields: dict[str, Scalar]) -> TurnedAway | None:
+def _no_answer(
+    entry: access_log_pb2.HTTPAccessLogEntry, ticket: str, fields: dict[str, Scalar]
+) -> TurnedAway | Failed | None:
+    """What the engine gave in place of one."""
     code = entry.response.response_code.value
     if code < 400:
-        found = bool(fields) and says_no_room(fields.get("error_code"), fields.get("error_type"))
-    else:
-        found = code in CODES and entry.response.response_code_details == "via_upstream"
-    return TurnedAway(ticket) if found else None
+        if not fields:
+            return None
+        told, kind = fields.get("error_code"), fields.get("error_type")
+        return TurnedAway(ticket) if says_no_room(told, kind) else Failed(ticket) if says_failure(told) else None
+    if entry.response.response_code_details != "via_upstream":
+        return None
+    return TurnedAway(ticket) if code in CODES else Failed(ticket) if code >= 500 else None
 
 
 def _unreachable(flags: access_log_pb2.ResponseFlags, ticket: str) -> Unreachable | None:

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from extproc.core.view import FlowView, PoolView
+from extproc.telemetry.metrics import EndpointSetStats, ScrapeStats
 
 _MOST_FLOWS = 1_000
 
@@ -26,11 +27,15 @@ class HttpPort:
         ready: Callable[[], bool],
         pools: Callable[[], list[PoolView]],
         flows: Callable[[str, int], list[FlowView]],
+        scrapers: Callable[[], list[ScrapeStats]] = list,
+        sets: Callable[[], list[EndpointSetStats]] = list,
     ) -> None:
         self._registry = registry
         self._ready = ready
         self._pools = pools
         self._flows = flows
+        self._scrapers = scrapers
+        self._sets = sets
         app = web.Application()
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/healthz", self._healthz)
@@ -57,20 +62,22 @@ class HttpPort:
         return web.Response(text="ready\n") if self._ready() else web.Response(status=503, text="not ready\n")
 
     async def _status(self, request: web.Request) -> web.Response:
-        """Pools, endpoints, classes and the longest flows (`?flows=N`, 20 unless told)."""
+        """Pools, endpoints, classes and the longest flows (`?flows=N`, 20 unless told); what the engines are and how
+        reading them goes; where endpoints come from."""
         try:
             most = min(max(int(request.query.get("flows", "20")), 0), _MOST_FLOWS)
         except ValueError:
             return _json({"error": "flows must be a whole number"}, 400)
         pools = [{**_plain(pool), "flows": [_plain(f) for f in self._flows(pool.pool, most)]} for pool in self._pools()]
-        return _json({"ready": self._ready(), "pools": pools})
+        engines, sources = [_plain(each) for each in self._scrapers()], [_plain(each) for each in self._sets()]
+        return _json({"ready": self._ready(), "pools": pools, "engines": engines, "sources": sources})
 
 
 def _json(data: Any, status: int = 200) -> web.Response:
     return web.Response(body=orjson.dumps(data), status=status, content_type="application/json")
 
 
-def _plain(row: PoolView | FlowView) -> dict[str, Any]:
+def _plain(row: PoolView | FlowView | ScrapeStats | EndpointSetStats) -> dict[str, Any]:
     def convert(items: list[tuple[str, Any]]) -> dict[str, Any]:
         return {key: value.value if isinstance(value, Enum) else value for key, value in items}
 

@@ -33,6 +33,7 @@ class ScrapeStats:
     failures: Mapping[str, int]  # by kind
     last_duration_s: float
     way: PriorityWay
+    last_failure: str | None = None  # cause and cure, where the last page could not be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class EndpointSetStats:
     endpoints: int
     failures: int
     age_s: float | None  # since it was last known to be right; None: never yet
+    last_error: str | None = None  # cause and cure, where it could not be read at last
 
 
 class _Counts:
@@ -292,6 +294,7 @@ def _pool_metrics(pools: list[PoolView]) -> Iterable[Metric]:
             "Requests that the engine refused for want of room (429, 503, or an error in the stream)",
             lambda e: e.turned_away,
         ),
+        ("failed", "Requests that the engine failed: 500 and above, or a broken connection", lambda e: e.failed),
     )
     for name, text, read in counts:
         counter = CounterMetricFamily(f"fairlane_endpoint_{name}", text, labels=["pool", "endpoint"])

@@ -25,13 +25,14 @@ def wiring(config: Config, **chosen: Any) -> Wiring:
     sources = [*config.identity.tenant, *config.identity.request_class]
     by_header = any(pool.priority_via in ("auto", "header", "both") for pool in config.pools)
     default = config.classes[config.default_class].priority
+    picks = {pool.pick.by for pool in config.pools}
     given: dict[str, Any] = {
         "first_byte": any(cls.preemptible for cls in config.classes.values()),
         "queued": tuple(config.requests.queued),
         "max_body": config.requests.max_body,
         "default_priority": default if by_header else None,
         "unscheduled_priority": _in_body(config, default),
-        "pick": "envoy" if all(pool.pick.by == "envoy" for pool in config.pools) else "fairlane",
+        "pick": picks.pop() if len(picks) == 1 else "mixed",
         "attributes": tuple(_CERTIFICATE[each.certificate.which] for each in sources if each.certificate),
         "namespaces": tuple(each.metadata.namespace for each in sources if each.metadata),
     }
@@ -68,7 +69,9 @@ def notes(config: Config, described: Wiring) -> Iterator[str]:
     if len(config.pools) > 1:
         yield (
             f"There are {len(config.pools)} pools and one cluster of engines: what passes unscheduled, Fairlane being "
-            "away, goes to any engine. Give each pool a cluster and a route if their models differ."
+            "away, goes to any engine, and so does what Envoy cannot bring to an engine of Fairlane's list, since "
+            "they refuse connections or are not in the cluster yet. Give each pool a cluster and a route if their "
+            "models differ."
         )
     for pool in config.pools:
         if pool.metrics.scheme == "https":

@@ -11,7 +11,7 @@ from extproc.config.requests import QUEUED_PATHS
 Profile = Literal["standard", "strict", "body", "duplex"]
 Usage = Literal["access_log", "stream", "estimate"]
 Facts = Literal["json", "lua", "none"]
-Pick = Literal["fairlane", "envoy"]
+Pick = Literal["fairlane", "envoy", "mixed"]
 
 OLDEST, NEWEST = 36, 40
 """Minor versions of Envoy 1.x for which configurations are made and tested."""
@@ -51,7 +51,8 @@ class Wiring:
     unscheduled_priority  the same in the body, where a filter appends; one for all pools; None: nothing
     attributes        that Fairlane is told besides those of the base file: what identifies a client's certificate
     namespaces        of dynamic metadata that it is told: where identity filters leave their claims
-    pick              fairlane: Envoy takes the endpoint that Fairlane names; envoy: it balances by itself
+    pick              fairlane: Envoy takes the endpoint that Fairlane names; envoy: it balances by itself, and leaves
+                      out engines that fail; mixed: the first in some pools, the second in others
     retry_turned_away  Envoy asks another engine when one answers 429 or 503
     """
 

@@ -204,13 +204,17 @@ def version(parts: Parts, wiring: Wiring) -> Iterator[str]:
         )
 
 
+# A released request has a ticket. If it has no priority then, its engine is to be told none.
+_UNTOLD = "%CEL('x-fairlane-ticket' in request.headers ? '' : '{}')%"
+
+
 def routes(parts: Parts, wiring: Wiring) -> Iterator[str]:
     for route in parts.queued:
         route["request_body_buffer_limit"] = wiring.max_body
         if wiring.default_priority is None:
             del route["request_headers_to_add"]
         else:
-            route["request_headers_to_add"][0]["header"]["value"] = str(wiring.default_priority)
+            route["request_headers_to_add"][0]["header"]["value"] = _UNTOLD.format(wiring.default_priority)
     if wiring.default_priority is None:
         yield "No x-vllm-priority on what passes unscheduled: the pools do not take their priority from the header."
     if set(wiring.queued) != set(QUEUED_PATHS):
@@ -250,11 +254,37 @@ _NO_CLIENT_RETRY: Data = {
 def pick(parts: Parts, wiring: Wiring) -> Iterator[str]:
     if wiring.pick == "fairlane":
         return
+    parts.engines["outlier_detection"] = copy.deepcopy(_EJECTION)
+    parts.engines["common_lb_config"] = {
+        "healthy_panic_threshold": {"value": 1},
+        # Else a second engine that is out gets requests for up to a second more.
+        "update_merge_window": "0s",
+    }
+    yield (
+        "Where Envoy chooses, an engine that refuses at once is the least busy one and would get most requests. "
+        "outlier_detection leaves it out after three failures in a row (502, 503, 504, a broken connection; five of "
+        "any 5xx), for 5 s at first and 15 s at most. With all of them out (healthy_panic_threshold: fewer than 1 %) "
+        "all are used again. An engine that has no room answers 503 too: the others get its share for these seconds."
+    )
+    if wiring.pick == "mixed":
+        return
     # What decides in the base file where Fairlane names no endpoint, decides always.
     (override,) = parts.engines["load_balancing_policy"]["policies"]
     fallback = override["typed_extension_config"]["typed_config"]["fallback_policy"]
     parts.engines["load_balancing_policy"] = fallback
     yield "Envoy chooses the engine, the one with the fewest requests (no override_host): pick.by envoy in every pool."
+
+
+_EJECTION: Data = {
+    "consecutive_gateway_failure": 3,
+    "enforcing_consecutive_gateway_failure": 100,  # percent; the default is 0
+    "consecutive_5xx": 5,
+    "enforcing_success_rate": 0,  # 500 is often the fault of a request, and some tenants have many of these
+    "interval": "1s",  # between two looks at who may come back
+    "base_ejection_time": "5s",  # times the number of ejections in a row
+    "max_ejection_time": "15s",
+    "max_ejection_percent": 100,
+}
 
 
 def _queue(parts: Parts, paths: tuple[str, ...]) -> None:

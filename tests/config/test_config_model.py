@@ -37,7 +37,8 @@ def test_durations(text: str, seconds: float) -> None:
 )
 def test_durations_without_a_unit_and_others(text: Any) -> None:
     line = error(shutdown={"grace": text})
-    assert line == f"shutdown.grace: expected a duration with its unit, like 250ms, 30s, 5m or 1h, not {text!r}"
+    said = "a list" if text == [] else repr(text)
+    assert line == f"shutdown.grace: expected a duration with its unit, like 250ms, 30s, 5m or 1h, not {said}"
 
 
 def test_a_duration_beyond_all_bounds() -> None:
@@ -387,3 +388,14 @@ def test_what_the_core_is_told() -> None:
         first_scrape_grace_s=4.0,
     )
     assert (policy.max_queued, policy.max_queued_bytes) == (11, 1024)
+
+
+def test_progress_shows_from_page_to_page() -> None:
+    slow = {"metrics": {"interval": "20s", "idle_interval": "20s"}}
+    assert good(slow).pool_policy(good(slow).pools[0]).window.stalled_after_s == 80.0
+    never = {"window": {"stalled_after": None}}
+    assert good(never).pool_policy(good(never).pools[0]).window.stalled_after_s is None
+    at_once = {"window": {"stalled_after": "0s"}}
+    assert errors({"pools": [{**POOL, **at_once}]}) == [
+        "pools.0.window.stalled_after: must be at least 100ms, or null for never"
+    ]

@@ -152,3 +152,9 @@ def test_a_header_that_can_tell_no_session(header: str, fault: str) -> None:
 
 def test_a_session_s_header_is_read_in_any_case() -> None:
     assert from_data({"pools": [{**POOL, "session_header": "X-Session-ID"}]}).pools[0].session_header == "x-session-id"
+
+
+def test_an_alias_of_an_alias_is_refused() -> None:
+    pool = {"name": "a", "models": ["m"], "endpoints": ["127.0.0.1:1"], "aliases": {"x": "y", "y": "m"}}
+    (line,) = errors({"pools": [pool]})
+    assert "the alias 'x' stands for 'y', which is an alias itself" in line

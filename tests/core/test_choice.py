@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from extproc.core.events import Release, Scraped
 from extproc.core.model import Gates, Pick, PickPolicy, PoolPolicy, State
 from extproc.core.prefixes import BYTES
 from extproc.core.scheduler import Scheduler
+from extproc.core.windows.view import Stance
 from extproc.edge.body_facts import PREFIX_BYTES
 
 E3, E4, E5 = "10.0.0.3:8000", "10.0.0.4:8000", "10.0.0.5:8000"
@@ -172,16 +174,75 @@ def test_a_closed_gate_keeps_it_from_a_warm_endpoint_and_from_its_fallbacks() ->
     assert (release.endpoint, release.fallbacks) == (E2, (E3,))
 
 
-def test_fallbacks_are_the_next_best_three_the_best_first() -> None:
+def test_fallbacks_are_the_next_best_two_the_best_first() -> None:
     case = Case(pool(), endpoints=(E1, E2, E3, E4, E5))
     for endpoint, count in ((E2, 3), (E3, 1), (E4, 4), (E5, 2)):
         load(case, endpoint, count)
     release = go(case, "x")
-    assert (release.endpoint, release.fallbacks) == (E1, (E3, E5, E2))
+    assert (release.endpoint, release.fallbacks) == (E1, (E3, E5))
     case.scheduler.prefixes.sent(E4, HOT, case.now)
     release = go(case, "y", prefix=HOT, body_bytes=2_048)
-    # 0.5 for the prefix makes E4's 4/8 as good as nothing inside: before E1 and E3 with 1/8.
-    assert (release.endpoint, release.fallbacks[0]) == (E4, E3)
+    # 0.5 for the prefix makes E4's 4/8 as good as nothing inside: before E1 and E3 with 1/8, of which E1 came later.
+    assert (release.endpoint, release.fallbacks) == (E4, (E3, E1))
+
+
+def test_fallbacks_with_room_come_before_a_warm_one_without() -> None:
+    case = Case(pool(prefix=1000.0), endpoints=(E1, E2, E3))
+    case.scheduler.prefixes.sent(E2, HOT, case.now)
+    for endpoint, count in ((E2, 8), (E3, 1)):
+        load(case, endpoint, count)
+    release = go(case, "x", prefix=HOT, body_bytes=2_048)
+    assert (release.endpoint, release.fallbacks) == (E1, (E3, E2))
+
+
+def test_envoy_tries_as_many_fallbacks_as_it_is_sent() -> None:
+    routes = (Path(__file__).parents[2] / "envoy" / "envoy.yaml").read_text()
+    case = Case(pool(), endpoints=(E1, E2, E3, E4))
+    assert f"num_retries: {len(go(case, 'x').fallbacks)}\n" in routes
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(
+    inside=st.lists(st.integers(0, 3), min_size=2, max_size=7),
+    down=st.lists(st.booleans(), min_size=7, max_size=7),
+    kv=st.lists(st.integers(0, 4), min_size=7, max_size=7),
+)
+def test_the_order_is_by_score_load_and_last_use(inside: list[int], down: list[bool], kv: list[int]) -> None:
+    """Of windows of 3 slots: those with room by the sum of the docstring, then full ones by their last use."""
+    names = [f"10.0.1.{i}:8000" for i in range(len(inside))]
+    case = Case(pool(slots=3), endpoints=tuple(names))
+    for name, count, quarters in zip(names, inside, kv, strict=False):
+        load(case, name, count)
+        page(case, name, kv_usage=quarters / 4)
+    up = [i for i in range(len(names)) if not down[i]]
+    for i, name in enumerate(names):
+        if down[i]:
+            case.scrape_fails(name, refused=True)
+    last_use = {i: sum(inside[: i + 1]) if inside[i] else 0 for i in up}
+    room = [i for i in up if inside[i] < 3]
+    order = sorted(room, key=lambda i: (inside[i] / 3 + 0.25 * kv[i] / 4, inside[i], last_use[i], i))
+    order += sorted(set(up) - set(room), key=lambda i: last_use[i])
+    effects = case.arrive("x", "a")
+    if not room:
+        assert effects == []
+        return
+    (release,) = effects
+    assert isinstance(release, Release)
+    assert [release.endpoint, *release.fallbacks] == [names[i] for i in order[:3]]
+
+
+def test_a_stalled_engine_that_is_tried_is_no_fallback() -> None:
+    """It takes one request in a minute, to see; a connection that was refused elsewhere is not for it."""
+    policy = pool()
+    policy = replace(policy, window=replace(policy.window, stalled_after_s=5.0))
+    case = Case(policy, endpoints=(E1, E2, E3))
+    for _ in range(70):
+        case.now += 1.0
+        case.apply(Scraped(E2, a_sample(1, 0, case.now, progress=7.0)))
+        page(case, E1)
+        page(case, E3)
+    assert case.scheduler.windows[E2].stance(case.now) is Stance.STALLED
+    assert go(case, "x").fallbacks == (E3,)
 
 
 def test_fallbacks_need_no_room_but_an_engine_that_can_be_used() -> None:

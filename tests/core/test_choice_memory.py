@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
 import pytest
 
 from extproc.core.adapters import Adapters
 from extproc.core.prefixes import Prefixes
 from extproc.core.sessions import Sessions
+
+
+def lines_run(what: Callable[[], None]) -> int:
+    """Lines of Python, those of comprehensions for each turn: a measure of work that no other load disturbs."""
+    count = 0
+
+    def trace(_: FrameType, event: str, __: object) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        what()
+    finally:
+        sys.settrace(before)
+    return count
 
 
 @pytest.mark.parametrize(
@@ -45,6 +68,35 @@ def test_sessions_are_bounded_and_the_least_recently_used_go_first() -> None:
     sessions.sent(-1, "a")
     assert len(sessions) == 32_768
     assert (sessions.of(0), sessions.of(1), sessions.of(2)) == ("a", None, "a")
+
+
+def test_an_endpoint_that_comes_back_is_not_where_its_sessions_were() -> None:
+    sessions = Sessions()
+    sessions.sent(1, "a")
+    sessions.sent(2, "a")
+    sessions.forget("a")
+    sessions.sent(2, "a")  # the engine that answers there now
+    assert (sessions.of(1), sessions.of(2)) == (None, "a")
+    sessions.forget("never seen")
+    assert sessions.of(2) == "a"
+
+
+def test_many_endpoints_are_forgotten_without_a_look_at_each_session() -> None:
+    """Each removal is one event, and the requests of all pools wait for it."""
+    few, many = Sessions(), Sessions()
+    few.sent(0, "a")
+    for i in range(32_768):
+        many.sent(i, f"e{i % 10}")
+    assert lines_run(lambda: few.forget("a")) == lines_run(lambda: many.forget("e3")) < 10
+
+
+def test_shares_are_those_of_each_endpoint() -> None:
+    prefixes = Prefixes()
+    prefixes.sent("all", (1, 2), 100.0)
+    prefixes.sent("half", (1,), 100.0)
+    prefixes.sent("other", (3, 4), 100.0)
+    prefixes.sent("long ago", (1, 2), 0.0)
+    assert prefixes.shares((1, 2), 1024, 300.5) == {"all": 1.0, "half": 0.5}
 
 
 def test_as_many_adapters_are_loaded_as_there_are_slots_the_last_ones_sent() -> None:

@@ -28,6 +28,7 @@ from extproc.core.events import (
     EndpointRemoved,
     Event,
     Evict,
+    Failed,
     FirstByte,
     FirstToken,
     Reconfigure,
@@ -274,6 +275,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(index=st.integers(0, 999), endpoint=st.none() | _ENDPOINTS)
     def turned_away(self, index: int, endpoint: str | None) -> None:
         self.apply(TurnedAway(self.pick(index), endpoint))
+
+    @precondition(lambda self: self.known)
+    @rule(index=st.integers(0, 999), endpoint=st.none() | _ENDPOINTS)
+    def failed(self, index: int, endpoint: str | None) -> None:
+        self.apply(Failed(self.pick(index), endpoint))
 
     @precondition(lambda self: self.known)
     @rule(index=st.integers(0, 999))

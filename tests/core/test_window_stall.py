@@ -225,3 +225,27 @@ def test_a_policy_without_the_time_opens_what_was_closed_with_the_next_page() ->
     assert case.arrive("r2") == []
     case.reconfigure(replace(policy, window=replace(policy.window, stalled_after_s=None)))
     assert released(case.page(running=1, progress=5.0)) == ["r2"]
+
+
+def test_a_hung_one_that_shows_nothing_is_tried_only_where_there_is_no_other() -> None:
+    """It is idle by all books, and would be the least loaded one."""
+    case = Case(a_pool(a_class(queue_timeout_s=1000.0), start=2.0), endpoints=(E1, E2))
+    case.arrive("r1")
+    hung = case.scheduler.requests["r1"].endpoint or ""
+    other = E2 if hung == E1 else E1
+    for step in range(40):
+        case.now += 1.0
+        case.page(hung, progress=5.0)
+        case.page(other, progress=float(step))
+    case.end("r1")
+    assert case.scheduler.windows[hung].stance(case.now) is Stance.STALLED
+    for step in range(70):
+        case.now += 1.0
+        case.arrive(f"x{step}")
+        assert case.scheduler.requests[f"x{step}"].endpoint == other
+        case.usage(f"x{step}", 1, 1)
+        case.end(f"x{step}")
+        case.page(other, progress=100.0 + step)
+    case.scrape_fails(other, refused=True)
+    case.arrive("to see")
+    assert case.scheduler.requests["to see"].endpoint == hung

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from scheduler_case import E1, E2, Case, a_class, a_pool, released, settled
-from window_case import Bench
+from window_case import Bench, a_request
 
-from extproc.core.events import TurnedAway, Unreachable, Usage
+from extproc.core.events import Failed, TurnedAway, Unreachable, Usage
 from extproc.core.model import Source
+from extproc.core.windows.backoff import LONGEST_S, PAUSE_S, ROW
 from extproc.core.windows.base import SUSPECT_S
-from extproc.core.windows.turned_away import LONGEST_S, PAUSE_S
 
 
 def test_what_was_inside_when_it_refused_is_the_most_that_goes_in() -> None:
@@ -168,3 +168,67 @@ def test_an_engine_that_was_down_begins_without_the_limit() -> None:
     bench.later()
     bench.page()
     assert bench.room() > 10
+
+
+# -- an engine that fails them --------------------------------------------------------------------
+
+
+def failures(case: Case, seconds: float, *, event: type[Failed | Unreachable], **fields: object) -> int:
+    """How many of many that wait are spent on an engine that fails each at once, its pages being good."""
+    spent, until = 0, case.now + seconds
+    for i in range(400):
+        case.arrive(f"r{i}")
+    while case.now < until:
+        for name in [n for n, r in case.scheduler.requests.items() if r.endpoint and r.ended_at is None]:
+            case.apply(event(name, **fields))
+            case.apply(Usage(name, Source.ERROR))
+            case.end(name)
+            spent += 1
+        case.now += 0.25
+        case.page()
+    return spent
+
+
+def test_an_engine_that_fails_all_at_once_is_not_sent_all_that_waits() -> None:
+    """Seven at once to begin with (4 and a standing queue of 3), and some more at the end of each longer pause."""
+    assert failures(Case(a_pool(start=4.0)), 30.0, event=Failed) < 60
+
+
+def test_nor_is_one_that_breaks_each_connection() -> None:
+    assert failures(Case(a_pool(start=4.0)), 30.0, event=Unreachable, broke=True) < 60
+
+
+def test_single_failures_between_good_answers_stop_nothing() -> None:
+    case = Case(a_pool(start=4.0))
+    for i in range(60):
+        assert released(case.arrive(f"r{i}")) == [f"r{i}"]
+        if i % 3 == 2:
+            case.usage(f"r{i}", 10, 10)
+        else:
+            case.apply(Failed(f"r{i}"))
+        case.end(f"r{i}")
+
+
+def test_the_third_in_a_row_begins_a_pause_and_a_good_answer_ends_the_row() -> None:
+    bench = Bench(start=20.0)
+    for _ in range(ROW - 1):
+        bench.window.on_failed(bench.now)
+    assert bench.accepts()
+    bench.window.on_failed(bench.now)
+    assert not bench.accepts()
+    hold = bench.window.why_not(a_request(), 3.0, bench.now)
+    assert hold is not None
+    assert (hold.name, hold.value) == ("backoff", PAUSE_S)
+    bench.later(PAUSE_S)
+    bench.window.observed(a_request(), 1, 1)
+    bench.window.on_failed(bench.now)
+    assert bench.accepts()
+
+
+def test_failures_that_lie_far_apart_are_no_row() -> None:
+    bench = Bench(start=20.0)
+    for _ in range(10):
+        bench.window.on_failed(bench.now)
+        bench.later(11.0)
+        bench.page()
+        assert bench.accepts()

@@ -9,7 +9,7 @@ from envoy_by_messages import an_entry, tried
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.core.events import TurnedAway, Unreachable, Usage
+from extproc.core.events import Failed, TurnedAway, Unreachable, Usage
 from extproc.core.model import MAX_TOKENS, Source
 from extproc.edge.usage import USAGE, Said, ticket_of
 from extproc.edge.usage import read as read_entry
@@ -99,38 +99,42 @@ def test_which_endpoint_is_to_blame(
 
 
 @pytest.mark.parametrize(
-    ("code", "details", "fields", "turned_away"),
+    ("code", "details", "fields", "fault"),
     [
-        (503, "via_upstream", {}, True),
-        (429, "via_upstream", {"error_code": 429}, True),
-        (500, "via_upstream", {}, False),
-        (502, "via_upstream", {}, False),
-        (404, "via_upstream", {"error_code": 503}, False),  # the status is what counts, where it is an error
+        (503, "via_upstream", {}, TurnedAway),
+        (429, "via_upstream", {"error_code": 429}, TurnedAway),
+        (500, "via_upstream", {}, Failed),
+        (502, "via_upstream", {}, Failed),
+        (400, "via_upstream", {}, None),
+        (500, "ext_proc_error", {}, None),
+        (404, "via_upstream", {"error_code": 503}, None),  # the status is what counts, where it is an error
         # not by the engine: no healthy endpoint, another filter, Fairlane's eviction, an Envoy that says nothing
-        (503, "no_healthy_upstream", {}, False),
-        (429, "request_rate_limited", {}, False),
-        (503, "preempted", {}, False),
-        (503, "", {}, False),
+        (503, "no_healthy_upstream", {}, None),
+        (429, "request_rate_limited", {}, None),
+        (503, "preempted", {}, None),
+        (503, "", {}, None),
         # a stream that was shed
-        (200, "via_upstream", {"error_code": 503}, True),
-        (200, "via_upstream", {"error_code": 429}, True),
-        (200, "via_upstream", {"error_code": "503"}, True),
-        (200, "via_upstream", {"error_code": 500}, False),
-        (200, "via_upstream", {"error_code": 500, "error_type": "overloaded_error"}, False),
-        (200, "via_upstream", {"error_code": True}, False),
-        (200, "via_upstream", {"error_type": "Service Unavailable"}, True),  # vLLM's /v1/messages
-        (200, "via_upstream", {"error_type": "overloaded"}, True),  # TGI
-        (200, "via_upstream", {"error_type": "overloaded_error"}, True),
-        (200, "via_upstream", {"error_type": "rate_limit_error"}, True),
-        (200, "via_upstream", {"error_code": "server_error", "error_type": "Internal Server Error"}, False),
-        (200, "via_upstream", {"error_type": "x" * 10_000}, False),
-        (200, "via_upstream", {"completion_tokens": 3}, False),
+        (200, "via_upstream", {"error_code": 503}, TurnedAway),
+        (200, "via_upstream", {"error_code": 429}, TurnedAway),
+        (200, "via_upstream", {"error_code": "503"}, TurnedAway),
+        (200, "via_upstream", {"error_code": 500}, Failed),
+        (200, "via_upstream", {"error_code": 500, "error_type": "overloaded_error"}, Failed),
+        (200, "via_upstream", {"error_code": True}, None),
+        (200, "via_upstream", {"error_type": "Service Unavailable"}, TurnedAway),  # vLLM's /v1/messages
+        (200, "via_upstream", {"error_type": "overloaded"}, TurnedAway),  # TGI
+        (200, "via_upstream", {"error_type": "overloaded_error"}, TurnedAway),
+        (200, "via_upstream", {"error_type": "rate_limit_error"}, TurnedAway),
+        (200, "via_upstream", {"error_code": "server_error", "error_type": "Internal Server Error"}, None),
+        (200, "via_upstream", {"error_type": "x" * 10_000}, None),
+        (200, "via_upstream", {"completion_tokens": 3}, None),
     ],
 )
-def test_whether_the_engine_had_no_room(code: int, details: str, fields: dict[str, Any], turned_away: bool) -> None:
+def test_whether_the_engine_had_no_room_or_failed(
+    code: int, details: str, fields: dict[str, Any], fault: type[TurnedAway | Failed] | None
+) -> None:
     entry = an_entry("t", code, **fields)
     entry.response.response_code_details = details
-    assert said(entry).faults == ((TurnedAway("t"),) if turned_away else ())
+    assert said(entry).faults == (() if fault is None else (fault("t"),))
 
 
 def test_a_refusal_at_the_end_of_all_retries_is_still_the_engine_s() -> None:

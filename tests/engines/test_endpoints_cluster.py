@@ -167,9 +167,12 @@ def test_kubeconfigs_that_cannot_be_used(tmp_path: Path, changes: dict[str, Any]
     [
         ("", "expected a mapping"),
         ("- 5", "expected a mapping"),
-        ("token: [secret", "is not YAML: is it a kubeconfig?"),
-        ("a: 2026-99-99", "is not YAML"),
-        ("\x00", "is not YAML"),
+        (
+            "token: [secret",
+            "is neither YAML nor JSON in line 1: did not find expected ',' or ']' (is it a kubeconfig?)",
+        ),
+        ("a: 2026-99-99", "is neither YAML nor JSON"),
+        ("\x00", "is neither YAML nor JSON"),
     ],
 )
 def test_what_is_no_kubeconfig(tmp_path: Path, text: str, words: str) -> None:

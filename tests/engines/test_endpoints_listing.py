@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
+import time
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -12,9 +15,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from extproc.engines.endpoints import listing
-from extproc.engines.endpoints.source import SourceError
+from extproc.engines.endpoints.source import MOST, SourceError
 
 TYPE = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
+ABC = "abcdefghij"
 
 
 def addresses(content: str | bytes | Any, cluster: str | None = None) -> list[str]:
@@ -75,7 +79,7 @@ def test_an_empty_list_is_the_empty_set(text: str) -> None:
         ("endpoints: [10.0.0.1:80, vllm-0:80]", "endpoints 2: 'vllm-0:80' is not ip:port"),
         ("- 10.0.0.1\n", "entry 1: '10.0.0.1' is not ip:port"),
         ("endpoints: [[10.0.0.1:80]]", "is not ip:port"),
-        ("endpoints: [10.0.0.1:80", "is neither YAML nor JSON in line 1: expected ',' or ']'"),
+        ("endpoints: [10.0.0.1:80", "is neither YAML nor JSON in line 1: did not find expected ',' or ']'"),
         ('{"endpoints": ["10.0.0.1:80", "10.0', "is neither YAML nor JSON in line 1"),
         ("a: !!int ''", "is neither YAML nor JSON"),
         ("a: 2026-99-99", "is neither YAML nor JSON"),
@@ -84,6 +88,14 @@ def test_an_empty_list_is_the_empty_set(text: str) -> None:
         (b"\x00\x01\x02", "is neither YAML nor JSON"),
         ("[" * 100_000, "is nested too deeply"),
         ("9" * 5000, "is neither YAML nor JSON"),
+        ("1" + ":59" * 5000, "has a text with too many colons in line 1: write it as text, in quotes"),
+        ("!!int '" + "1" + ":59" * 5000 + "'", "has a text with too many colons in line 1: write it as text"),
+        (
+            "- &a 10.0.0.1:80\n- *a\n",
+            "has an alias (*) in line 2, which is not taken here: write out what it stands for",
+        ),
+        ("- [a]\n" * 20_000, "has more than 50000 values in YAML: write so many as JSON"),
+        ('["a",' + '"b",' * 300_000 + '"c"]', "has more than 300000 values: is it the right file?"),
         ("<html><body>404</body></html>", "found text"),
     ],
 )
@@ -95,22 +107,62 @@ def test_a_long_entry_is_not_said_whole() -> None:
     assert len(fault(["x" * 10_000])) < 400
 
 
+def yaml_of_envoy(count: int) -> str:
+    lines = [
+        f"    - endpoint: {{address: {{socket_address: {{address: 10.0.{i // 250}.{i % 250}, port_value: 80}}}}}}"
+        for i in range(count)
+    ]
+    head = f'resources:\n- "@type": {TYPE}\n  cluster_name: llama\n  endpoints:\n  - lb_endpoints:\n'
+    return head + "\n".join(lines)
+
+
+def bomb() -> str:
+    """A list of 9^10 texts in some 300 bytes."""
+    lines = ["a: &a [x,x,x,x,x,x,x,x,x]"]
+    for before, name in itertools.pairwise(ABC):
+        lines.append(f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]")
+    return "\n".join([*lines, "endpoints: *j\n"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        bomb(),
+        # the same by merges, which PyYAML walks itself
+        "a: &a {x: 1}\n"
+        + "".join(f"{b}: &{b} {{<<: [{','.join([f'*{a}'] * 9)}]}}\n" for a, b in itertools.pairwise(ABC)),
+        "[" + "1" + ":59" * 300_000 + "]",  # a number in base 60
+        "[[],".ljust(4_000_000, "[") + "]",
+        "[" + "[]," * 1_390_000 + "[]]",
+        "[" + "a," * 500_000 + "]",
+        "- " * 400_000,
+        "? " * 400_000,
+        "# \n" * 340_000,
+        "'" + "''" * 500_000 + "'",
+    ],
+    ids=["aliases", "merges", "base 60", "deep JSON", "JSON", "flow", "deep", "keys", "comments", "quotes"],
+)
+def test_what_asks_for_much_work_gets_little(text: str) -> None:
+    tracemalloc.start()
+    try:
+        began = time.process_time()
+        assert len(fault(text)) < 400
+        assert time.process_time() - began < 5.0  # some 0.1 s; unbounded ones take minutes
+        assert tracemalloc.get_traced_memory()[1] < 64 * 1024**2
+    finally:
+        tracemalloc.stop()
+
+
 def test_large_ones() -> None:
-    many = [f"10.{number // 62_500}.{number // 250 % 250}.{number % 250}:80" for number in range(listing.MOST)]
+    many = [f"10.{number // 62_500}.{number // 250 % 250}.{number % 250}:80" for number in range(MOST)]
     assert addresses(many) == many
+    assert addresses("".join(f"- {each}\n" for each in many)) == many
     assert "has more than 10000 endpoints" in fault([*many, "11.0.0.1:80"])
     assert "is no JSON, and larger than 1 MiB: write so many endpoints as JSON" in fault("- 10.0.0.1:80\n" * 100_000)
+    # Envoy's form in YAML, of as many as it takes
+    assert len(addresses(yaml_of_envoy(3000))) == 3000
+    assert "has more than 50000 values in YAML: write so many as JSON" in fault(yaml_of_envoy(4000))
     assert "is larger than 4 MiB" in fault('["' + "x" * listing.MAX_JSON_BYTES + '"]')
-
-
-def test_anchors_ask_for_no_endless_work() -> None:
-    wide = 400
-    text = (
-        "e: &e {endpoint: {address: {socket_address: {address: 10.0.0.1, port_value: 80}}}}\n"
-        f"l: &l {{lb_endpoints: [{', '.join(['*e'] * wide)}]}}\n"
-        f'resources: [{{"@type": {TYPE}, cluster_name: a, endpoints: [{", ".join(["*l"] * wide)}]}}]\n'
-    )
-    assert "has more than 10000 endpoints" in fault(text)
 
 
 # -- Envoy's file ---------------------------------------------------------------------------------
@@ -204,8 +256,12 @@ def test_the_cluster_may_have_to_be_a_certain_one() -> None:
         ([{"@type": TYPE, "cluster_name": "a", "endpoints": [5]}], "locality 1: expected a mapping, found a number"),
         ([assignment(endpoint("vllm-0", 80))], "locality 1, endpoint 1: 'vllm-0:80' is not ip:port"),
         ([assignment(endpoint("10.0.0.1", 0))], "'10.0.0.1:0' is not ip:port"),
-        ([assignment(endpoint("10.0.0.1", None))], "'10.0.0.1:None' is not ip:port"),
-        ([assignment(endpoint(5, 80))], "'5:80' is not ip:port"),
+        ([assignment(endpoint("10.0.0.1", None))], "socket_address: port_value: expected a number, found nothing"),
+        ([assignment(endpoint("10.0.0.1", True))], "port_value: expected a number, found true or false"),
+        ([assignment(endpoint("10.0.0.1", [80]))], "port_value: expected a number, found a list"),
+        ([assignment(endpoint("10.0.0.1", 10**400))], "'10.0.0.1:a number' is not ip:port"),
+        ([assignment(endpoint(5, 80))], "endpoint 1: socket_address: address: expected text, found a number"),
+        ([{"@type": [TYPE]}], f"resource 1: expected @type {TYPE}, found none"),
         ([assignment({"endpoint": {"address": {"pipe": {"path": "/x"}}}})], "socket_address: expected a mapping"),
         ([assignment({"endpoint_name": "x"})], "locality 1, endpoint 1: endpoint: expected a mapping, found nothing"),
     ],

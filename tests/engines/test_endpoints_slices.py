@@ -8,7 +8,7 @@ import pytest
 from kubernetes_api import endpoint_slice, pod, port
 
 from extproc.engines.endpoints.slices import endpoints
-from extproc.engines.endpoints.source import Endpoint, SourceError
+from extproc.engines.endpoints.source import MOST, Endpoint, SourceError
 
 
 def addresses(*slices: dict[str, Any], at: int | str | None = None) -> list[str]:
@@ -120,3 +120,19 @@ def test_what_is_no_slice(broken: dict[str, Any]) -> None:
     message = fault({**endpoint_slice("a", pod("10.0.0.1")), **broken})
     assert "the EndpointSlice a cannot be read" in message
     assert "is that the Kubernetes API?" in message
+
+
+def many(count: int, first: int = 0) -> list[dict[str, Any]]:
+    return [pod(f"10.{i // 62_500}.{i // 250 % 250}.{i % 250}", "u") for i in range(first, first + count)]
+
+
+def test_as_many_as_may_be_and_too_many() -> None:
+    found = addresses(endpoint_slice("a", *many(MOST)), endpoint_slice("b", *many(9, 5)))
+    assert len(set(found)) == MOST
+    words = "there are more than 10000 endpoints; divide them among Services and pools"
+    assert fault(endpoint_slice("a", *many(MOST)), endpoint_slice("b", *many(1, MOST))) == words
+    assert fault(*[endpoint_slice(name, *many(MOST)) for name in "abc"]) == words
+
+
+def test_what_is_no_address_is_not_said_whole() -> None:
+    assert len(fault(endpoint_slice("a", pod("x" * 100_000)))) < 500

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
@@ -247,7 +248,9 @@ async def test_what_an_engine_does_wrong_faults_nothing() -> None:
     async with running(engine) as case:
         case.set(Endpoint(engine.address))
         await until(lambda: case.fleet.scrape_stats()[0].scrapes > 3)
-        assert sum(case.fleet.scrape_stats()[0].failures.values()) >= 3
+        (stats,) = case.fleet.scrape_stats()
+        assert sum(stats.failures.values()) >= 3
+        assert (stats.last_failure or "").startswith("malformed: ")
         assert case.stance(engine) is Stance.OUTAGE
 
 
@@ -258,3 +261,49 @@ async def test_its_end_leaves_no_task() -> None:
         await until(lambda: case.stance(engine) is Stance.FRESH)
     names = {task.get_name() for task in asyncio.all_tasks()}
     assert not any(engine.address in name for name in names)
+
+
+async def test_from_zero_the_second_endpoint_waits_with_the_first() -> None:
+    one, other = Engine(), Engine()
+    async with running(one, other, endpoints={"dns": {"name": "engines", "port": 8000, "interval": "100ms"}}) as case:
+        case.set()
+        case.set(Endpoint(one.address))
+        case.set(Endpoint(one.address), Endpoint(other.address))
+        assert (case.stance(one), case.stance(other)) == (None, None)
+        await until(lambda: case.stance(other) is not None)
+        await until(lambda: case.stance(one) is not None)
+
+
+async def test_an_engine_that_comes_back_after_failures_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its address never refused a connection, since a proxy stands there."""
+    monkeypatch.setattr("extproc.fleet._ASK_EACH_S", 0.0)
+    engine = Engine(version="0.11.0")
+    async with running(engine) as case:
+        case.set(Endpoint(engine.address))
+        await until(lambda: case.ways.of(engine.address) == PriorityWay())
+        page, engine.page = engine.page, "<html>{running}{tokens} bad gateway"
+        await until(lambda: case.fleet.scrape_stats()[0].failures)
+        engine.page, engine.version = page, "0.32.0"
+        await until(lambda: case.ways.of(engine.address) == HEADER)
+
+
+async def test_an_engine_whose_counters_went_back_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("extproc.fleet._ASK_EACH_S", 0.0)
+    engine = Engine(version="0.11.0")
+    engine.tokens = 5
+    async with running(engine) as case:
+        case.set(Endpoint(engine.address))
+        await until(lambda: case.ways.of(engine.address) == PriorityWay())
+        engine.tokens, engine.version = 0, "0.32.0"
+        await until(lambda: case.ways.of(engine.address) == HEADER)
+
+
+async def test_where_envoy_chooses_one_that_stands_still_is_asked_for_a_token() -> None:
+    """Nobody knows whether it has been sent anything: its gauges show nothing."""
+    engine, busy = Engine(), Engine()
+    async with running(engine, busy, pick={"by": "envoy"}) as case:
+        case.set(Endpoint(engine.address), Endpoint(busy.address))
+        await until(lambda: case.stance(engine) is Stance.FRESH)
+        await case.driver.arrive(Arrive("r", "t", "default", case.driver.now(), 10))
+        await until(lambda: engine.asked)
+        case.driver.end("r")

@@ -13,9 +13,11 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from extproc.cli.ports import free_ports
+from extproc.core.priority import PriorityWay
 from extproc.core.view import ClassView, FlowView, PoolView
 from extproc.core.windows import Stance, WindowView
 from extproc.telemetry.http import HttpPort
+from extproc.telemetry.metrics import EndpointSetStats, ScrapeStats
 
 
 class Port:
@@ -27,7 +29,11 @@ class Port:
         self.ready = False
         self.asked: list[tuple[str, int]] = []
         self.number = free_ports(1)[0]
-        self.http = HttpPort(self.registry, lambda: self.ready, self._pools, self._flows)
+        scrapes = ScrapeStats("sim", "10.0.0.1:8000", "vllm", 3, {}, 0.1, PriorityWay(header=True), "timeout: no page")
+        sets = EndpointSetStats("sim", 1, 2, None, "the file is empty")
+        self.http = HttpPort(
+            self.registry, lambda: self.ready, self._pools, self._flows, lambda: [scrapes], lambda: [sets]
+        )
         self.session: aiohttp.ClientSession
 
     def _pools(self) -> list[PoolView]:
@@ -92,6 +98,14 @@ async def test_the_state_as_json(port: Port) -> None:
     status, data = await port.status()
     assert status == 200
     assert data["ready"] is True
+    (engine,), (source,) = data["engines"], data["sources"]
+    assert (engine["endpoint"], engine["dialect"], engine["last_failure"]) == (
+        "10.0.0.1:8000",
+        "vllm",
+        "timeout: no page",
+    )
+    assert engine["way"] == {"header": True, "body": False, "high_first": False}
+    assert (source["endpoints"], source["last_error"]) == (1, "the file is empty")
     sim, other = data["pools"]
     assert (sim["pool"], sim["queued"], sim["queued_bytes"], sim["in_flight"]) == ("sim", 2, 300, 1)
     assert sim["classes"] == [

@@ -203,6 +203,7 @@ def test_what_is_not_known_is_absent_and_not_zero() -> None:
         "fairlane_scrapes_total",
         "fairlane_scrape_duration_seconds",
         "fairlane_dialect_info",
+        "fairlane_endpoint_failed_total",
         "fairlane_endpoint_turned_away_total",
         "fairlane_priority_told_info",
     }

@@ -37,7 +37,7 @@ class Run:
     ended: float | None = None
     over: asyncio.Event = field(default_factory=asyncio.Event)
     usage: Json | None = None
-    error: Json | None = None  # of a stream that turned into one
+    error: Json | None = None  # in place of a stream, or what a stream turned into
 
     @property
     def received(self) -> int:
@@ -153,6 +153,8 @@ class Load:
             async with self._rig.http.post(url, data=orjson.dumps(body), headers=headers, timeout=_LONG) as answer:
                 run.status = answer.status
                 run.held_s = int(answer.headers.get("x-fairlane-queue-ms", 0)) / 1000
+                if answer.status != 200:
+                    run.error = {"body": await answer.text(), "reason": answer.headers.get("x-fairlane-reason")}
                 async for line in answer.content:
                     if not line.startswith(b"data: {"):
                         continue

@@ -31,7 +31,7 @@ from wiring_case import (
 from extproc.wiring import base_file
 from extproc.wiring.base_file import EnvoyFileError
 from extproc.wiring.build import Addresses, Built, build, without_fairlane
-from extproc.wiring.description import Wiring, WiringError
+from extproc.wiring.description import Pick, Wiring, WiringError
 from extproc.wiring.text import as_json
 
 # -- addresses ------------------------------------------------------------------------------------
@@ -290,7 +290,10 @@ def test_sizes_and_the_priority_of_what_passes_unscheduled() -> None:
     for name, route in routes(config).items():
         if name != "direct":
             assert route["request_body_buffer_limit"] == 5
-            assert route["request_headers_to_add"][0]["header"] == {"key": "x-vllm-priority", "value": "7"}
+            (added,) = route["request_headers_to_add"]
+            value = "%CEL('x-fairlane-ticket' in request.headers ? '' : '7')%"  # none for what Fairlane released
+            assert added["header"] == {"key": "x-vllm-priority", "value": value}
+            assert added["append_action"] == "ADD_IF_ABSENT"
             assert "request_headers_to_add" not in routes(without)[name]
 
 
@@ -308,6 +311,17 @@ def test_envoy_may_choose_by_itself() -> None:
     (policy,) = cluster(made(pick="envoy"), "vllm")["load_balancing_policy"]["policies"]
     assert policy["typed_extension_config"]["name"] == "envoy.load_balancing_policies.least_request"
     assert "override_host" in json.dumps(cluster(made(), "vllm"))
+
+
+@pytest.mark.parametrize("pick", ["envoy", "mixed"])
+def test_envoy_leaves_out_engines_that_fail_where_it_chooses(pick: Pick) -> None:
+    chosen = cluster(made(pick=pick), "vllm")
+    assert chosen["outlier_detection"]["enforcing_consecutive_gateway_failure"] == 100
+    assert chosen["outlier_detection"]["max_ejection_percent"] == 100
+    assert 0 < chosen["common_lb_config"]["healthy_panic_threshold"]["value"] <= 1  # not before all of them are out
+    assert chosen["common_lb_config"]["update_merge_window"] == "0s"
+    assert ("override_host" in json.dumps(chosen)) == (pick == "mixed")
+    assert "outlier_detection" not in cluster(made(), "vllm")  # there Fairlane's list counts, whatever the health
 
 
 def test_what_an_engine_turns_away_goes_to_another_one() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from extproc.config.load import from_data
+from extproc.config.load import ConfigError, from_data
 from extproc.config.requests import QUEUED_PATHS
 from extproc.wiring import derive
 from extproc.wiring.description import Wiring, WiringError, minor_version
@@ -100,6 +100,7 @@ def test_one_pool_in_many_is_enough_for_the_body_edit() -> None:
     assert (found.append, found.default_priority) == (True, 1_000_000)
     (note,) = derive.notes(config(pools), found)
     assert note.startswith("There are 2 pools and one cluster of engines")
+    assert "of Fairlane's list" in note  # also while it is there
 
 
 def test_aliases_and_engines_that_read_the_body_need_the_body_edit() -> None:
@@ -110,8 +111,22 @@ def test_aliases_and_engines_that_read_the_body_need_the_body_edit() -> None:
 
 def test_envoy_chooses_only_where_every_pool_lets_it() -> None:
     by_envoy = {"pick": {"by": "envoy"}}
-    assert derive.wiring(config([{**POOL, **by_envoy}, {**OTHER, **by_envoy}])).pick == "envoy"
-    assert derive.wiring(config([{**POOL, **by_envoy}, OTHER])).pick == "fairlane"
+    same = {**OTHER, "endpoints": POOL["endpoints"][::-1]}
+    assert derive.wiring(config([{**POOL, **by_envoy}, {**same, **by_envoy}])).pick == "envoy"
+    assert derive.wiring(config([{**POOL, **by_envoy}, same])).pick == "mixed"
+    assert derive.wiring(config([POOL, OTHER])).pick == "fairlane"
+
+
+@pytest.mark.parametrize(
+    "endpoints", [OTHER["endpoints"], {"dns": {"name": "k.example", "port": 8000}}, {"file": "/k.yaml"}], ids=str
+)
+@pytest.mark.parametrize("by", [("envoy", "fairlane"), ("fairlane", "envoy"), ("envoy", "envoy")], ids="-".join)
+def test_envoys_balancing_would_mix_the_engines_of_pools(endpoints: Any, by: tuple[str, str]) -> None:
+    """There is one cluster: what waits for one model would reach engines of the other."""
+    first, second = by
+    pools = [{**POOL, "pick": {"by": first}}, {**OTHER, "endpoints": endpoints, "pick": {"by": second}}]
+    with pytest.raises(ConfigError, match=r"pick\.by is envoy, and .* has other endpoints.*Take pick\.by fairlane"):
+        config(pools)
 
 
 def test_usage_that_is_asked_for_in_the_clients_place_needs_the_body_edit() -> None:

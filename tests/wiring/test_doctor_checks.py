@@ -744,6 +744,13 @@ CASES = [
         "typed_extension_config.typed_config",
         "takes the header x-pick",
     ),
+    case(
+        "engine_not_ejected",
+        as_shipped,
+        "clusters[1]",
+        "cluster vllm has no outlier_detection, and sim pick.by envoy",
+        pools=pool(pick={"by": "envoy"}),
+    ),
     case("endpoints_differ", lambda e: e.endpoints("vllm").pop(), "clusters[1]", "is 127.0.0.1:8002", mends=False),
     case(
         "endpoints_differ",
@@ -858,6 +865,13 @@ CASES = [
         "APPEND_IF_EXISTS_OR_ADD",
     ),
     case(
+        "priority_put_back",
+        lambda e: e.route()["request_headers_to_add"][0]["header"].update(value="7"),
+        "request_headers_to_add[0]",
+        "is added to what goes to sim, too",
+        pools=pool(priority_via="off"),
+    ),
+    case(
         "header_removed",
         lambda e: e.route().update(request_headers_to_remove=["x-other", "X-Vllm-Priority"]),
         ROUTE,
@@ -968,6 +982,8 @@ def test_nobody_chooses_but_envoy() -> None:
     """Neither a policy for the choice nor one that fits is needed where no pool lets Fairlane choose."""
     envoy = spoilt(lambda e: e.cluster("vllm").pop("load_balancing_policy"))
     by_envoy = {"pick": {"by": "envoy"}}
+    assert ids(envoy, fairlane=config(pools=pool(**by_envoy))) == {"engine_not_ejected"}
+    envoy.cluster("vllm")["outlier_detection"] = {}
     assert ids(envoy, fairlane=config(pools=pool(**by_envoy))) == set()
     mixed = [*pool(**by_envoy), {**pool()[0], "name": "other", "models": ["other"]}]
     assert ids(envoy, fairlane=config(pools=mixed)) == {"endpoint_choice_missing"}

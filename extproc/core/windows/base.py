@@ -20,7 +20,7 @@
 A request may go
 
     never       to a removed endpoint, to one that is STARTING or DOWN, or in an OUTAGE whose policy is to hold; or
-                while it is to be left alone, having turned requests away, see `turned_away`;
+                while it is left alone, having refused or failed requests, see `backoff`;
     seldom      to a STALLED one: when nothing of ours has been inside for a minute, one, to see;
     always      when nothing of ours is inside, whatever its size and width, unless another is owed the turn (that one
                 goes then, or is forgotten after a second). Foreign load that fills the window holds it
@@ -51,6 +51,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from extproc.core.model import Gates, Outage, Request, Sample, WindowPolicy
+from extproc.core.windows.backoff import Backoff
 from extproc.core.windows.change import Change, change, cleaned
 from extproc.core.windows.gates import closed_gate
 from extproc.core.windows.history import GRAIN_S, History
@@ -88,7 +89,7 @@ _BOOKS = (
     *("in_flight", "guests", "guest_turn", "last_take", "removed", "absurd", "foreign", "tpot_s", "ttft_s", "pace_s"),
     *("_added_at", "_down", "_attempted", "_history", "_foreign", "_foreign_known", "_page_tpot", "_page_ttft"),
     *("_suspect_at", "_broke_at", "_last", "_read_at", "_fresh_until", "_running", "_stall", "_turned_away"),
-    *("lives", "kv_usage", "turned_away"),
+    *("_backoff", "hangs", "lives", "kv_usage", "turned_away", "failed"),
 )
 
 
@@ -110,7 +111,7 @@ class Window:
         self.lives = 0  # goes up when all that was learnt is void: another engine, or the same one anew
         self.pool_load: PoolLoad | None = None  # counts foreign load, where that is done for all endpoints together
         self.absurd = 0
-        self.turned_away = 0  # ever
+        self.turned_away = self.failed = 0  # requests, ever
         self._added_at = now
         self._down = False
         self._attempted = False
@@ -141,7 +142,9 @@ class Window:
         self._turn_from = self._freed  # slots freed when the capacity was last changed, or something waited
         self._turn_began = _NEVER
         self._stall = Stall()
+        self.hangs = False  # it is STALLED, as far as the last page tells
         self._turned_away = TurnedAway()
+        self._backoff = Backoff()
         self._reset()
 
     # -- what may be released ---------------------------------------------------------------------
@@ -159,7 +162,7 @@ class Window:
     def stance(self, now: float) -> Stance:
         if self._down or now - self._suspect_at < SUSPECT_S:
             return _DOWN
-        if self._stall.since is not None:
+        if self.hangs:
             return _STALLED
         if self._read_at is None:
             waiting_for_first = not self._attempted and now - self._added_at < self.policy.first_scrape_grace_s
@@ -197,7 +200,7 @@ class Window:
             if not self._usable(stance):
                 return stance is _STALLED and self._may_try(now)
             limit, own, inside = self._limit_in(q, stance), self.in_flight, self._inside(stance)
-        if self._turned_away.until > now:
+        if self._backoff.until > now:
             return False
         if own == 0:
             if self.owed(now) not in (None, request):
@@ -211,7 +214,7 @@ class Window:
 
     def fits(self, request: Request, now: float) -> bool:
         """As `accepts`, but for the slots, where these are counted for all endpoints together."""
-        if not self._usable(self.stance(now)) or self._turned_away.until > now:
+        if not self._usable(self.stance(now)) or self._backoff.until > now:
             return False
         return self.owed(now) in (None, request) if self.in_flight == 0 else self._fits(request, now)
 
@@ -222,7 +225,7 @@ class Window:
     def may_overtake(self, request: Request, q: float, most: int, now: float) -> bool:
         """Whether a tenant with nothing inside may exceed a full window, by `most` slots."""
         stance = self.stance(now)
-        if not self._usable(stance) or self._turned_away.until > now:
+        if not self._usable(stance) or self._backoff.until > now:
             return False
         limit, inside, slots = self._limit_in(q, stance), self._inside(stance), request.slots
         room = inside + slots <= limit + most
@@ -255,8 +258,8 @@ class Window:
             if stance is _STALLED and self._stall.since is not None:
                 age = now - self._stall.since
             return Hold("stance", age, 0.0, "s", "removed" if self.removed else stance.value)
-        if self._turned_away.until > now:
-            return Hold("turned_away", self._turned_away.until - now, 0.0, "s")
+        if self._backoff.until > now:
+            return Hold("backoff", self._backoff.until - now, 0.0, "s")
         gone = sum(other.slots for other in without)
         own, limit, slots = self.in_flight - gone, self._limit_in(q, stance), request.slots
         inside = self._inside(stance) - gone
@@ -283,7 +286,7 @@ class Window:
 
     def opens_at(self, now: float) -> float:
         """When a pause ends that nothing but time ends; infinite: there is none."""
-        until = max(self._turned_away.until, self._suspect_at + SUSPECT_S)
+        until = max(self._backoff.until, self._suspect_at + SUSPECT_S)
         return until if until > now and not self.removed else math.inf
 
     def here(self, now: float) -> bool:
@@ -344,8 +347,8 @@ class Window:
     def observed(self, request: Request, prompt_tokens: int | None, output_tokens: int | None) -> None:  # noqa: ARG002
         """What `request` really took is known, before or after its stream is over."""
         self._stall.lives()
-        if output_tokens:
-            self._turned_away.served()
+        if output_tokens is not None:
+            self._backoff.served()
 
     def on_unreachable(self, now: float, *, broke: bool) -> None:
         """A connection to the endpoint failed; or it `broke`."""
@@ -354,11 +357,19 @@ class Window:
         else:
             self._suspect_at = now
             self._fresh_until = _NEVER
+        if broke:
+            self.on_failed(now)
+
+    def on_failed(self, now: float) -> None:
+        """It failed a request: 500 and above but for want of room, or a connection that broke."""
+        self.failed += 1
+        self._backoff.failed(now)
 
     def on_turned_away(self, slots: int, now: float) -> None:
         """The engine has refused one of ours, of that many slots, which may still count as inside: it has no room."""
         self.turned_away += 1
         self._turned_away.note(max(0, self.in_flight + self.foreign - slots), now)
+        self._backoff.refused(now)
         self._limits.clear()
 
     def on_failure(self, refused: bool) -> None:
@@ -413,7 +424,8 @@ class Window:
         if self._stall.on_page(page, last, own, self.policy.stalled_after_s, now):
             self._fresh_start()  # it has come back: as one that was down
             self._read_at, self._last, last = now, page, None
-        fresh = self._suspect_at == _NEVER and self._stall.since is None
+        self.hangs = self._stall.since is not None
+        fresh = self._suspect_at == _NEVER and not self.hangs
         self._fresh_until = now + self._fresh_s() if fresh else _NEVER
         if self._turned_away.on_page(now):
             self._limits.clear()
@@ -537,5 +549,6 @@ class Window:
             prefix_queries=None if last is None else last.prefix_queries,
             prefix_hits=None if last is None else last.prefix_hits,
             turned_away=self.turned_away,
+            failed=self.failed,
             turned_away_limit=None if self._turned_away.most == math.inf else self._turned_away.most,
         )

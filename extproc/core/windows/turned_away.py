@@ -1,25 +1,21 @@
-"""What a window makes of an engine that refuses requests for want of room.
+"""What a window learns from an engine that refuses requests for want of room.
 
 Engines have limits of their own (vLLM `--max-num-queued-reqs`, SGLang `--max-queued-requests`, TGI
 `--max-concurrent-requests`), which no page shows. One that answers 429 or 503 has told where its limit is: at what was
-inside, without the one that it refused. And it refuses faster than any engine serves, so without a pause all that is
-held would run into it.
+inside, without the one that it refused.
 
     most        requests that may be inside: what was inside when it refused, at least one. The requests of one burst
                 are refused one by one, so it comes down step by step. After 10 s without a refusal it grows by a
                 tenth, at least one, each second
-    until       nothing is sent before: 0.25 s after the refusal, twice as long after each further one that comes when
-                the pause is over, 15 s at most. The first request that is served ends the doubling
 
-The tenant is charged nothing for a refused request: see `settlement`.
+That it is left alone for a moment is `backoff`'s. The tenant is charged nothing for a refused request, see
+`settlement`.
 """
 
 from __future__ import annotations
 
 import math
 
-PAUSE_S = 0.25
-LONGEST_S = 15.0
 _QUIET_S = 10.0
 _GROWS_EACH_S = 1.0
 _NO_LIMIT = 65_536.0  # no engine holds so many
@@ -28,25 +24,16 @@ _NO_LIMIT = 65_536.0  # no engine holds so many
 class TurnedAway:
     """Of one endpoint. `now` in seconds."""
 
-    __slots__ = ("_grown_at", "_pause_s", "most", "until")
+    __slots__ = ("_grown_at", "most")
 
     def __init__(self) -> None:
         self.most = math.inf
-        self.until = -math.inf
-        self._pause_s = PAUSE_S
         self._grown_at = -math.inf
 
     def note(self, inside: int, now: float) -> None:
         """One was refused while `inside` others were there."""
         self.most = float(max(1, min(self.most, inside)))
         self._grown_at = now + _QUIET_S
-        if now >= self.until:
-            self.until = now + self._pause_s
-            self._pause_s = min(2 * self._pause_s, LONGEST_S)
-
-    def served(self) -> None:
-        """It has served one."""
-        self._pause_s = PAUSE_S
 
     def on_page(self, now: float) -> bool:
         """Whether `most` is another now."""

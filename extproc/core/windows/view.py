@@ -22,7 +22,8 @@ class Hold:
     """The part of a window, or the gate, that holds a request back: `value` has reached or passed `limit`, in `unit`.
 
     Names: "slots" (R + q), "latency" (W), "kv", "prefill", "prefill_turn", "kv_turn" (a large one is due first),
-    "foreign", "stance", "fixed", "threshold"; of gates "max_waiting", "max_tpot", "max_kv_usage", "max_ttft"."""
+    "foreign", "stance", "backoff" (it has refused or failed requests), "fixed", "threshold"; of gates "max_waiting",
+    "max_tpot", "max_kv_usage", "max_ttft"."""
 
     name: str
     value: float
@@ -64,4 +65,5 @@ class WindowView:
     prefix_queries: float | None = None  # prompt tokens looked up in the engine's cache, by its last page
     prefix_hits: float | None = None  # and found there
     turned_away: int = 0  # requests that the engine refused for want of room
+    failed: int = 0  # requests that it failed: 500 and above, or a connection that broke
     turned_away_limit: float | None = None  # requests that may be inside since then; None: no such limit

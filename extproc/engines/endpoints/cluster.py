@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-import yaml
-
 from extproc.config.endpoints import Kubernetes
+from extproc.config.units import shown
+from extproc.engines.endpoints.plain_yaml import PlainYamlError, load
 from extproc.engines.endpoints.source import SourceError
 
 SERVICE_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -63,10 +63,9 @@ def _inside(environment: Mapping[str, str], account: Path) -> Cluster:
 
 def _of_kubeconfig(path: Path, wanted: str | None) -> Cluster:
     try:
-        content = yaml.safe_load(_text(path, "is it the path of a kubeconfig?"))
-    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError):
-        # the parser's own message quotes the text, and secrets with it
-        raise SourceError(f"{path}: is not YAML: is it a kubeconfig?") from None
+        content = load(_text(path, "is it the path of a kubeconfig?"))
+    except PlainYamlError as error:
+        raise SourceError(f"{path}: {error} (is it a kubeconfig?)") from None
     if not isinstance(content, dict):
         raise SourceError(f"{path}: expected a mapping with clusters, users and contexts: is it a kubeconfig?")
     name = wanted or content.get("current-context")
@@ -78,7 +77,7 @@ def _of_kubeconfig(path: Path, wanted: str | None) -> Cluster:
     server = cluster.get("server")
     parts = urlsplit(server if isinstance(server, str) else "")
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise SourceError(f"{path}: the server of the cluster {context.get('cluster')!r} is no http or https URL")
+        raise SourceError(f"{path}: the server of the cluster {shown(context.get('cluster'))} is no http or https URL")
     for key, holder in (("proxy-url", cluster), ("exec", user), ("auth-provider", user)):
         if holder.get(key):
             raise SourceError(f"{path}: {key} is not understood; give the user a token, a tokenFile or a certificate")
@@ -97,8 +96,9 @@ def _named(content: dict[str, Any], listing: str, member: str, name: object, pat
     for each in known:
         if each.get("name") == name and isinstance(each.get(member), dict):
             return dict(each[member])
-    names = ", ".join(str(each.get("name")) for each in known) or "none"
-    raise SourceError(f"{path}: {listing} has no {name!r}; it has: {names}")
+    named = (each.get("name") for each in known[:20])
+    names = ", ".join(each[:100] if isinstance(each, str) else shown(each) for each in named) or "none"
+    raise SourceError(f"{path}: {listing} has no {shown(name)}; it has: {names}")
 
 
 def _authorization(user: dict[str, Any], path: Path) -> dict[str, str]:

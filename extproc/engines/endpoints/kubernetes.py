@@ -17,7 +17,12 @@ Theory, from the API's documents ("efficient detection of changes"):
   has written the next token.
 
 Events of 0.1 s are put together: the controller moves a pod from one slice to another by two events, between which the
-pod is nowhere. A rollout is fewer changes then, too.
+pod is nowhere. A rollout is fewer changes then, too. With many endpoints it is up to 1 s, since each look takes all.
+
+Whoever answers is not trusted to be the API, or to be well. All that it can send is bounded: bytes of a page, of an
+event and of all slices together, pages, slices, endpoints, and the time of a list. What is compressed is refused:
+identity is asked for, and the API compresses nothing that was not asked to be. What goes over a bound is an error that
+names it, and changes nothing. Watches that end at once are no way around: there is a pause between two.
 
 Fairlane needs `get`, `list` and `watch` of `endpointslices` in `discovery.k8s.io`, in that namespace.
 """
@@ -40,10 +45,20 @@ from extproc.engines.endpoints.source import Source, SourceError
 
 SETTLE_S: Final = 0.1
 WATCH_S: Final = 120
+LIST_S: Final = 60.0  # all pages
 _AGAIN_S: Final = 0.5  # until the next watch, or list, after one that ended as it may
 _SILENCE_S: Final = 15.0  # more than WATCH_S, and the server or the way to it is dead
-_PAGE: Final = 500  # slices
-_LARGEST_EVENT: Final = 16 * 1024**2  # bytes; a slice has at most 1000 endpoints of some 500 bytes
+_PAGE: Final = 50  # slices
+# A slice has at most 1000 endpoints of some 500 bytes (100 unless the controller is told otherwise), and no object of
+# the API is larger than the 1.5 MiB that etcd takes. 10,000 endpoints have some 6 MB; in memory it is eight times that.
+MOST_PAGES: Final = 200
+MOST_SLICES: Final = 10_000
+_LARGEST_EVENT: Final = 4 * 1024**2  # bytes
+_LARGEST_PAGE: Final = 8 * 1024**2
+MOST_BYTES: Final = 16 * 1024**2  # of all slices, as they came
+_LARGEST_REFUSAL: Final = 64 * 1024
+_REFUSAL_S: Final = 10.0
+_SETTLE_S_EACH: Final = 1e-4  # for each endpoint known
 _LONGEST_PAUSE_S: Final = 30.0
 _OF_SERVICE: Final = "kubernetes.io/service-name"
 
@@ -74,6 +89,8 @@ class KubernetesSource(Source):
         self._watch_s = watch_s
         self._pause_s = pause_s
         self._slices: dict[str, slices.Slice] = {}
+        self._sizes: dict[str, int] = {}  # of each slice, bytes
+        self._size = 0  # of all
         self._version: str | None = None  # None: to be listed
         self._told_empty = False
 
@@ -86,13 +103,18 @@ class KubernetesSource(Source):
         connector = aiohttp.TCPConnector(ssl=way.tls if way.tls is not None else True, limit=1)
         try:
             async with aiohttp.ClientSession(
-                connector=connector, headers=way.headers, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()
+                connector=connector,
+                headers={**way.headers, "Accept-Encoding": "identity"},
+                timeout=timeout,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
             ) as session:
                 api = _Api(session, url, self._selector, way.server_name, namespace)
                 if self._version is None:
-                    listed, version = await api.list()
-                    self._slices = {_name(each): each for each in listed}
-                    self._version = version
+                    listed, self._version = await api.list()
+                    self._slices = {name: content for name, (content, _) in listed.items()}
+                    self._sizes = {name: size for name, (_, size) in listed.items()}
+                    self._size = sum(self._sizes.values())
                     self._publish()
                 await self._watch(api, self._version)
         except _GoneError:
@@ -133,7 +155,7 @@ class KubernetesSource(Source):
                     return
                 for line in lines.feed(chunk):
                     self._apply(line)
-                    publish_at = publish_at or loop.time() + SETTLE_S
+                    publish_at = publish_at or loop.time() + self._settle_s()
 
     def _apply(self, line: bytes) -> None:
         """Take in one event. Raises SourceError, _GoneError."""
@@ -152,10 +174,21 @@ class KubernetesSource(Source):
             self._version = None
             raise SourceError(f"an event that is none of the Kubernetes API's came: {error!r}") from error
         self._version = str(version)
-        if kind == "DELETED":
-            self._slices.pop(name or "", None)
-        elif name is not None:
-            self._slices[name] = content
+        if name is None:
+            return
+        self._size -= self._sizes.pop(name, 0)
+        self._slices.pop(name, None)
+        if kind != "DELETED":
+            self._slices[name], self._sizes[name] = content, len(line)
+            self._size += len(line)
+        try:
+            _check_bounds(len(self._slices), self._size)
+        except SourceError:
+            self._version = None  # what comes next would be taken in without this event
+            raise
+
+    def _settle_s(self) -> float:
+        return min(max(SETTLE_S, _SETTLE_S_EACH * len(self.endpoints or ())), 1.0)
 
     def _publish(self) -> None:
         """A fault in the slices is no end of the watch: the next event may mend it."""
@@ -183,29 +216,42 @@ class _Api:
         self._server_name = server_name
         self._namespace = namespace
 
-    async def list(self) -> tuple[list[slices.Slice], str]:
-        """All slices, and the version of the list. Raises SourceError, _GoneError."""
-        found: list[slices.Slice] = []
-        page = {"limit": str(_PAGE)}
-        while True:
-            async with self._get(page) as response:
+    async def list(self) -> tuple[dict[str, tuple[slices.Slice, int]], str]:
+        """All slices and about how many bytes each has, by name, and the version of the list. Raises SourceError,
+        _GoneError."""
+        try:
+            async with asyncio.timeout(LIST_S) as limit:
+                return await self._pages()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise SourceError(f"the Kubernetes API did not list all EndpointSlices within {LIST_S:g} s") from None
+
+    async def _pages(self) -> tuple[dict[str, tuple[slices.Slice, int]], str]:
+        found: dict[str, tuple[slices.Slice, int]] = {}
+        size = 0
+        query = {"limit": str(_PAGE)}
+        for _ in range(MOST_PAGES):
+            async with self._get(query) as response:
                 await self.check(response)
-                body = await response.read()
+                body = await _read(response, _LARGEST_PAGE)
             try:
                 content = orjson.loads(body)
                 meta = content["metadata"]
-                found += content.get("items") or []
-                for each in found:
-                    _name(each)
+                page = {_name(each): each for each in content.get("items") or ()}
                 version = str(meta["resourceVersion"])
                 more = meta.get("continue")
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 raise SourceError(
                     f"{self._url} does not answer as the Kubernetes API does: see what runs there"
                 ) from error
+            size += len(body)
+            found |= {name: (each, len(body) // len(page)) for name, each in page.items()}
+            _check_bounds(len(found), size)
             if not more:
                 return found, version
-            page = {"limit": str(_PAGE), "continue": str(more)}
+            query = {"limit": str(_PAGE), "continue": str(more)}
+        raise SourceError(f"the Kubernetes API's list has more than {MOST_PAGES} pages: see what runs at {self._url}")
 
     def watch(self, version: str, seconds: int) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         return self._get(
@@ -229,6 +275,12 @@ class _Api:
         """Raises SourceError, _GoneError."""
         status = response.status
         if status == 200:
+            coding = response.headers.get("Content-Encoding", "identity").strip().lower()
+            if coding not in ("identity", ""):
+                raise SourceError(
+                    f"the Kubernetes API's answer is compressed ({coding[:40]}), though it was not asked to be: does a "
+                    "proxy do it?"
+                )
             return
         if status == 410:
             raise _GoneError
@@ -270,10 +322,35 @@ class _Lines:
 async def _message(response: aiohttp.ClientResponse) -> str:
     """What the API says of it, where it says it as the API does."""
     try:
-        message = orjson.loads(await response.read())["message"]
-    except (ValueError, TypeError, KeyError, aiohttp.ClientError, OSError, TimeoutError):
+        async with asyncio.timeout(_REFUSAL_S):
+            message = orjson.loads(await _read(response, _LARGEST_REFUSAL))["message"]
+    except (SourceError, ValueError, TypeError, KeyError, aiohttp.ClientError, OSError, TimeoutError):
         return ""
     return f" ({str(message)[:300]})"
+
+
+async def _read(response: aiohttp.ClientResponse, most: int) -> bytes:
+    """Raises SourceError as soon as there are more bytes."""
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in response.content.iter_any():
+        size += len(piece)
+        if size > most:
+            raise SourceError(
+                f"the Kubernetes API answers with more than {most // 1024} KiB at once: see what runs there"
+            )
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _check_bounds(count: int, size: int) -> None:
+    """Raises SourceError."""
+    if count > MOST_SLICES:
+        raise SourceError(f"there are more than {MOST_SLICES} EndpointSlices; give a selector that finds fewer")
+    if size > MOST_BYTES:
+        raise SourceError(
+            f"the EndpointSlices have more than {MOST_BYTES // 1024**2} MiB; give a selector that finds fewer"
+        )
 
 
 def _name(slice_: slices.Slice) -> str:

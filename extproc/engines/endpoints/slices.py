@@ -19,16 +19,18 @@ is an error and not an empty set.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 from extproc.config.units import ip_port
-from extproc.engines.endpoints.source import Endpoint, SourceError
+from extproc.engines.endpoints.source import MOST, Endpoint, SourceError
 
 Slice = Mapping[str, Any]
+_TOO_MANY: Final = f"there are more than {MOST} endpoints; divide them among Services and pools"
 
 
 def endpoints(slices: Iterable[Slice], port: int | str | None) -> list[Endpoint]:
-    """Sorted by address. Raises SourceError: a port that is none or not the only one, or no slices."""
+    """Sorted by address. Raises SourceError: a port that is none or not the only one, no slices, or too many
+    endpoints."""
     found: list[Endpoint] = []
     other: set[str] = set()  # ports of usable slices that are not the one asked for
     usable = 0
@@ -42,6 +44,8 @@ def endpoints(slices: Iterable[Slice], port: int | str | None) -> list[Endpoint]
             if number is None:
                 other.update(_text(known) for known in _tcp(each))
                 continue
+            if len(found) + len(ready) > 2 * MOST:  # a pod may stand in several slices
+                raise SourceError(_TOO_MANY)
             found += [_endpoint(pod, number) for pod in ready]
         except (TypeError, AttributeError, KeyError, ValueError) as error:
             raise SourceError(
@@ -52,6 +56,8 @@ def endpoints(slices: Iterable[Slice], port: int | str | None) -> list[Endpoint]
             f"no EndpointSlice has the TCP port {port}; there are: {', '.join(sorted(other)) or 'none'}; "
             "mend endpoints.kubernetes.port"
         )
+    if len({each.address for each in found}) > MOST:
+        raise SourceError(_TOO_MANY)
     return sorted(found, key=lambda endpoint: endpoint.address)
 
 

@@ -84,6 +84,15 @@ def _extension(cluster: ClusterView) -> Part[betterproto2.Message] | None:
     return Reader().read_any(config, at(cluster.where, "cluster_type", "typed_config")) if config is not None else None
 
 
+def _not_ejected(setup: Setup) -> Iterator[Hit]:
+    by_envoy = [pool.name for pool in setup.config.pools if pool.pick.by == "envoy"]
+    for cluster in setup.engines if by_envoy else ():
+        if cluster.several and cluster.part.message.outlier_detection is None:
+            yield Hit(
+                cluster.where, f"cluster {cluster.name} has no outlier_detection, and {by_envoy[0]} pick.by envoy"
+            )
+
+
 # -- the same endpoints ------------------------------------------------------------------------------
 
 
@@ -182,6 +191,18 @@ CHECKS = (
         "ignored.",
         "type: STRICT_DNS",
         _logical_dns,
+    ),
+    Check(
+        "engine_not_ejected",
+        Severity.WARNING,
+        "Where Envoy chooses, an engine that refuses at once or breaks connections is the least busy one, and gets "
+        "most requests; outlier_detection leaves it out. Without the other two settings Envoy goes on using engines "
+        "that are out when most of them are, or for up to a second.",
+        "outlier_detection: { consecutive_gateway_failure: 3, enforcing_consecutive_gateway_failure: 100, "
+        "enforcing_success_rate: 0, interval: 1s, base_ejection_time: 5s, max_ejection_time: 15s, "
+        "max_ejection_percent: 100 }\n"
+        "common_lb_config: { healthy_panic_threshold: { value: 1 }, update_merge_window: 0s }",
+        _not_ejected,
     ),
     Check(
         "endpoints_differ",

@@ -246,6 +246,24 @@ def _overwritten(setup: Setup) -> Iterator[Hit]:
                     yield Hit(where, f"{name} is added with {option.append_action.name}")
 
 
+def _put_back(setup: Setup) -> Iterator[Hit]:
+    off = [pool.name for pool in setup.config.pools if pool.priority_via == "off"]
+    for gateway in setup.gateways if off else ():
+        for route in gateway.queued:
+            for where, option in _added(route):
+                if option.header is None or option.header.key.lower() != PRIORITY or OURS[0] in option.header.value:
+                    continue
+                if option.append_action == Append.ADD_IF_ABSENT:
+                    default = option.header.value if option.header.value.lstrip("-").isdigit() else "1000000"
+                    fix = f"header: {{ key: {PRIORITY}, value: {_value(default)} }}"
+                    yield Hit(where, f"{PRIORITY} is added to what goes to {', '.join(off)}, too", fix)
+
+
+def _value(default: str) -> str:
+    """For what was not released, which has no ticket."""
+    return f"\"%CEL('{OURS[0]}' in request.headers ? '' : '{default}')%\""
+
+
 def _removed(setup: Setup) -> Iterator[Hit]:
     for gateway in setup.gateways:
         for route in gateway.queued:
@@ -361,6 +379,14 @@ CHECKS = (
         "or both in one (`0, 1000000`), which vLLM cannot read.",
         "append_action: ADD_IF_ABSENT",
         _overwritten,
+    ),
+    Check(
+        "priority_put_back",
+        Severity.WARNING,
+        "Engines of a pool with priority_via: off are told no priority, and Fairlane removes the header; a route that "
+        "adds one where it is absent puts it back. What Fairlane released has a ticket: add none there.",
+        f"header: {{ key: {PRIORITY}, value: {_value('1000000')} }}",
+        _put_back,
     ),
     Check(
         "header_removed",
