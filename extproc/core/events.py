@@ -65,13 +65,15 @@ class FirstToken:
 
 @_value
 class Usage:
-    """What the request really took. May come before or after `End`."""
+    """What the request really took. May come before or after `End`. `endpoint`: where it was served, if that is known
+    to be another than its release named."""
 
     id: str
     source: Source
     prompt_tokens: int | None = None
     cached_tokens: int = 0
     output_tokens: int | None = None
+    endpoint: str | None = None
 
 
 @_value

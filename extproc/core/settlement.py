@@ -41,6 +41,9 @@ def settle(scheduler: Scheduler, request: Request, usage: Usage, now: float, eff
         )
         if window is not None and output is not None:
             window.observed(request, prompt, output)
+        served = window if usage.endpoint is None else scheduler.windows.get(usage.endpoint)
+        if served is not None:
+            served.served()
     if policy.unit is _TIME and source is not _ERROR:
         seconds = (now if request.ended_at is None else request.ended_at) - request.released_at
         scheduler.estimator.observe_seconds(tenant, name, request.prompt_tokens, seconds)

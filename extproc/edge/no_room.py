@@ -7,6 +7,7 @@ or 429; where the API has none (/v1/messages) the type alone tells, in several s
 from __future__ import annotations
 
 CODES = frozenset({429, 503})  # of HTTP
+_NOT_ITS_FAULT = frozenset({501, 505})  # what was asked for is not there
 _TYPES = frozenset(
     {
         "serviceunavailable",
@@ -34,7 +35,7 @@ def says_no_room(code: object, kind: object) -> bool:
 def says_failure(code: object) -> bool:
     """Whether an error with this code is the engine's fault, and no want of room."""
     number = _number(code)
-    return number is not None and 500 <= number < 600 and number not in CODES
+    return number is not None and 500 <= number < 600 and number not in CODES | _NOT_ITS_FAULT
 
 
 def _number(code: object) -> float | None:

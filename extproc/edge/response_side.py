@@ -6,7 +6,7 @@ from extproc.core.events import Failed, TurnedAway, Usage
 from extproc.core.model import Source
 from extproc.edge.exchange import Exchange
 from extproc.edge.gate import Queue
-from extproc.edge.no_room import CODES
+from extproc.edge.no_room import CODES, says_failure
 from extproc.edge.shape import FIRST_BYTE, NONE
 from extproc.edge.sse_meter import Meter
 from extproc.edge.wire import go_on, headers_of, response_body_answer, streamed_body
@@ -86,7 +86,7 @@ class ResponseSide:
         name = self._place.event.id
         if (self._meter is not None and self._meter.result.no_room) or (self._by_engine and self._code in CODES):
             return TurnedAway(name)
-        return Failed(name) if self._by_engine and self._code >= 500 else None
+        return Failed(name) if self._by_engine and says_failure(self._code) else None
 
     def usage(self) -> Usage | None:
         """What was counted; None: nothing was, and others may know more."""

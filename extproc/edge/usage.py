@@ -68,8 +68,9 @@ def read(entry: access_log_pb2.HTTPAccessLogEntry, ticket: str, named: str | Non
     fault = (None if flags is None else _unreachable(flags, ticket)) or _no_answer(entry, ticket, fields)
     if fault is not None:
         faults.append(replace(fault, endpoint=used) if elsewhere else fault)
+    counted = _usage(entry, ticket, fields, flags)
     return Said(
-        _usage(entry, ticket, fields, flags),
+        replace(counted, endpoint=used) if elsewhere else counted,
         tuple(faults),
         ignored,
         why if isinstance(why, str) and why in _UNEDITED else None,
@@ -104,7 +105,7 @@ def _no_answer(
         return TurnedAway(ticket) if says_no_room(told, kind) else Failed(ticket) if says_failure(told) else None
     if entry.response.response_code_details != "via_upstream":
         return None
-    return TurnedAway(ticket) if code in CODES else Failed(ticket) if code >= 500 else None
+    return TurnedAway(ticket) if code in CODES else Failed(ticket) if says_failure(code) else None
 
 
 def _unreachable(flags: access_log_pb2.ResponseFlags, ticket: str) -> Unreachable | None:

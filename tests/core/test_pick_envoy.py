@@ -331,3 +331,10 @@ def test_pages_that_cannot_be_meant_count_for_nothing() -> None:
     case.page(E1, running=bad.running, waiting=bad.waiting)
     assert case.scheduler.pool_load is not None
     assert case.scheduler.pool_load.foreign == 0
+
+
+def test_the_slots_of_an_endpoint_that_is_left_alone_do_not_count() -> None:
+    case = Case(a_fixed_pool(slots=2, pick=ENVOY), endpoints=(E1, E2))
+    for _ in range(3):
+        case.scheduler.windows[E1].on_failed(case.now)
+    assert [released(case.arrive(f"r{i}")) for i in range(3)] == [["r0"], ["r1"], []]

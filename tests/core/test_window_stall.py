@@ -76,7 +76,7 @@ def test_answers_that_come_back_are_work() -> None:
     bench.take(60)
     for _ in range(50):
         bench.later(1.0)
-        bench.window.observed(bench.inside[0], 10, 0)
+        bench.window.served()
         bench.free(1)
         bench.page(0, progress=7.0)
     assert bench.stance is Stance.FRESH

@@ -7,7 +7,7 @@ from window_case import Bench, a_request
 
 from extproc.core.events import Failed, TurnedAway, Unreachable, Usage
 from extproc.core.model import Source
-from extproc.core.windows.backoff import LONGEST_S, PAUSE_S, ROW
+from extproc.core.windows.backoff import FAILED, LONGEST_S, PAUSE_S
 from extproc.core.windows.base import SUSPECT_S
 
 
@@ -72,7 +72,7 @@ def test_one_that_is_served_ends_the_doubling() -> None:
     for _ in range(4):
         bench.window.on_turned_away(1, bench.now)
         bench.later(LONGEST_S)
-    bench.window.observed(bench.inside[0], 100, 50)
+    bench.window.served()
     bench.free(3)
     bench.window.on_turned_away(1, bench.now)
     bench.later(PAUSE_S)
@@ -211,7 +211,7 @@ def test_single_failures_between_good_answers_stop_nothing() -> None:
 
 def test_the_third_in_a_row_begins_a_pause_and_a_good_answer_ends_the_row() -> None:
     bench = Bench(start=20.0)
-    for _ in range(ROW - 1):
+    for _ in range(FAILED - 1):
         bench.window.on_failed(bench.now)
     assert bench.accepts()
     bench.window.on_failed(bench.now)
@@ -220,7 +220,7 @@ def test_the_third_in_a_row_begins_a_pause_and_a_good_answer_ends_the_row() -> N
     assert hold is not None
     assert (hold.name, hold.value) == ("backoff", PAUSE_S)
     bench.later(PAUSE_S)
-    bench.window.observed(a_request(), 1, 1)
+    bench.window.served()
     bench.window.on_failed(bench.now)
     assert bench.accepts()
 
@@ -232,3 +232,47 @@ def test_failures_that_lie_far_apart_are_no_row() -> None:
         bench.later(11.0)
         bench.page()
         assert bench.accepts()
+
+
+def test_one_client_s_bad_requests_do_not_take_a_working_engine_from_the_others() -> None:
+    """No answer tells its tokens; the page shows that the engine works."""
+    case = Case(a_pool(start=4.0))
+    served = 0
+    for step in range(120):
+        case.now += 0.25
+        case.page(running=1, progress=float(step), started=case.now)
+        case.arrive(f"bad{step}", "bad")
+        for name in [n for n, r in case.scheduler.requests.items() if r.endpoint and r.ended_at is None]:
+            if name.startswith("bad"):
+                case.apply(Failed(name))
+                case.apply(Usage(name, Source.ERROR))
+                case.end(name)
+        case.arrive(f"good{step}", "good")
+        for name in [n for n, r in case.scheduler.requests.items() if r.endpoint and r.ended_at is None]:
+            if name.startswith("good"):
+                case.apply(Usage(name, Source.TIME))
+                case.end(name)
+                served += 1
+    assert served == 120
+
+
+def test_progress_does_not_end_the_pause_of_a_full_engine() -> None:
+    bench = Bench(start=20.0)
+    bench.take(2)
+    bench.page(2, progress=1.0)
+    bench.window.on_turned_away(1, bench.now)
+    bench.free(2)
+    bench.later(0.1)
+    bench.page(1, progress=2.0)
+    assert not bench.accepts()
+
+
+def test_what_another_endpoint_served_is_no_sign_of_this_one() -> None:
+    case = Case(a_pool(start=4.0), endpoints=(E1, E2))
+    case.arrive("r1")
+    named = case.scheduler.requests["r1"].endpoint or ""
+    other = E2 if named == E1 else E1
+    case.apply(TurnedAway("r1"))
+    paused = case.scheduler.windows[named].left_until
+    case.usage("r1", 10, 10, endpoint=other)
+    assert case.scheduler.windows[named].left_until == paused > case.now

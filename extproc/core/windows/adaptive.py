@@ -208,7 +208,6 @@ class Adaptive(Window):
             self.prefill.leave(each, now)
 
     def observed(self, request: Request, prompt_tokens: int | None, output_tokens: int | None) -> None:
-        super().observed(request, prompt_tokens, output_tokens)
         if prompt_tokens is not None and request.prompt_tokens > 0:
             self.prefill.observed(request.prompt_tokens, prompt_tokens)
         if output_tokens is not None:

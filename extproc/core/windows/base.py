@@ -51,7 +51,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from extproc.core.model import Gates, Outage, Request, Sample, WindowPolicy
-from extproc.core.windows.backoff import Backoff
+from extproc.core.windows.backoff import FAILED, REFUSED, Backoff
 from extproc.core.windows.change import Change, change, cleaned
 from extproc.core.windows.gates import closed_gate
 from extproc.core.windows.history import GRAIN_S, History
@@ -89,7 +89,7 @@ _BOOKS = (
     *("in_flight", "guests", "guest_turn", "last_take", "removed", "absurd", "foreign", "tpot_s", "ttft_s", "pace_s"),
     *("_added_at", "_down", "_attempted", "_history", "_foreign", "_foreign_known", "_page_tpot", "_page_ttft"),
     *("_suspect_at", "_broke_at", "_last", "_read_at", "_fresh_until", "_running", "_stall", "_turned_away"),
-    *("_backoff", "hangs", "lives", "kv_usage", "turned_away", "failed"),
+    *("_refusals", "_failures", "left_until", "hangs", "lives", "kv_usage", "turned_away", "failed"),
 )
 
 
@@ -144,7 +144,8 @@ class Window:
         self._stall = Stall()
         self.hangs = False  # it is STALLED, as far as the last page tells
         self._turned_away = TurnedAway()
-        self._backoff = Backoff()
+        self._refusals, self._failures = Backoff(REFUSED), Backoff(FAILED)
+        self.left_until = _NEVER  # nothing is sent before, see `backoff`
         self._reset()
 
     # -- what may be released ---------------------------------------------------------------------
@@ -200,7 +201,7 @@ class Window:
             if not self._usable(stance):
                 return stance is _STALLED and self._may_try(now)
             limit, own, inside = self._limit_in(q, stance), self.in_flight, self._inside(stance)
-        if self._backoff.until > now:
+        if self.left_until > now:
             return False
         if own == 0:
             if self.owed(now) not in (None, request):
@@ -214,7 +215,7 @@ class Window:
 
     def fits(self, request: Request, now: float) -> bool:
         """As `accepts`, but for the slots, where these are counted for all endpoints together."""
-        if not self._usable(self.stance(now)) or self._backoff.until > now:
+        if not self._usable(self.stance(now)) or self.left_until > now:
             return False
         return self.owed(now) in (None, request) if self.in_flight == 0 else self._fits(request, now)
 
@@ -225,7 +226,7 @@ class Window:
     def may_overtake(self, request: Request, q: float, most: int, now: float) -> bool:
         """Whether a tenant with nothing inside may exceed a full window, by `most` slots."""
         stance = self.stance(now)
-        if not self._usable(stance) or self._backoff.until > now:
+        if not self._usable(stance) or self.left_until > now:
             return False
         limit, inside, slots = self._limit_in(q, stance), self._inside(stance), request.slots
         room = inside + slots <= limit + most
@@ -258,8 +259,8 @@ class Window:
             if stance is _STALLED and self._stall.since is not None:
                 age = now - self._stall.since
             return Hold("stance", age, 0.0, "s", "removed" if self.removed else stance.value)
-        if self._backoff.until > now:
-            return Hold("backoff", self._backoff.until - now, 0.0, "s")
+        if self.left_until > now:
+            return Hold("backoff", self.left_until - now, 0.0, "s")
         gone = sum(other.slots for other in without)
         own, limit, slots = self.in_flight - gone, self._limit_in(q, stance), request.slots
         inside = self._inside(stance) - gone
@@ -286,7 +287,7 @@ class Window:
 
     def opens_at(self, now: float) -> float:
         """When a pause ends that nothing but time ends; infinite: there is none."""
-        until = max(self._backoff.until, self._suspect_at + SUSPECT_S)
+        until = max(self.left_until, self._suspect_at + SUSPECT_S)
         return until if until > now and not self.removed else math.inf
 
     def here(self, now: float) -> bool:
@@ -344,11 +345,15 @@ class Window:
                 self.guests -= slots
             self._end_of_overfull()
 
-    def observed(self, request: Request, prompt_tokens: int | None, output_tokens: int | None) -> None:  # noqa: ARG002
+    def observed(self, request: Request, prompt_tokens: int | None, output_tokens: int | None) -> None:
         """What `request` really took is known, before or after its stream is over."""
+
+    def served(self) -> None:
+        """It has answered a request, and counted its tokens."""
         self._stall.lives()
-        if output_tokens is not None:
-            self._backoff.served()
+        self._refusals.over()
+        self._failures.over()
+        self.left_until = _NEVER
 
     def on_unreachable(self, now: float, *, broke: bool) -> None:
         """A connection to the endpoint failed; or it `broke`."""
@@ -363,13 +368,15 @@ class Window:
     def on_failed(self, now: float) -> None:
         """It failed a request: 500 and above but for want of room, or a connection that broke."""
         self.failed += 1
-        self._backoff.failed(now)
+        self._failures.note(now)
+        self.left_until = max(self._refusals.until, self._failures.until)
 
     def on_turned_away(self, slots: int, now: float) -> None:
         """The engine has refused one of ours, of that many slots, which may still count as inside: it has no room."""
         self.turned_away += 1
         self._turned_away.note(max(0, self.in_flight + self.foreign - slots), now)
-        self._backoff.refused(now)
+        self._refusals.note(now)
+        self.left_until = max(self._refusals.until, self._failures.until)
         self._limits.clear()
 
     def on_failure(self, refused: bool) -> None:
@@ -429,6 +436,9 @@ class Window:
         self._fresh_until = now + self._fresh_s() if fresh else _NEVER
         if self._turned_away.on_page(now):
             self._limits.clear()
+        if last is not None and (page.progress, page.generation_tokens) != (last.progress, last.generation_tokens):
+            self._failures.over()
+            self.left_until = self._refusals.until
         own_then, own_max = self._history.around(page.started, self.in_flight)
         most_inside = own_max + page.running + page.waiting
         if last is not None:

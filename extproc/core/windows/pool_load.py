@@ -77,7 +77,7 @@ class PoolLoad:
         limit = capacity = 0.0
         for window in self._windows.values():
             here = window.limit(q, now)
-            if here > 0.0:
+            if here > 0.0 and window.left_until <= now:
                 limit += here
                 capacity += window.capacity
         inside = self.in_flight + self.foreign
