@@ -172,16 +172,19 @@ class Fleet:
         if wait_s:
             self._start(member, self._add_later(member, wait_s), "add")
         else:
-            member.in_use = True
-            self._driver.add_endpoint(address, scraper.wake, scraper.released)
+            self._use(member)
         self._start(member, scraper.run(), "scrape")
+
+    def _use(self, member: _Member) -> None:
+        """The scheduler may choose it from now on."""
+        member.in_use = True
+        self._driver.add_endpoint(member.endpoint.address, member.scraper.wake, member.scraper.released)
 
     async def _add_later(self, member: _Member, wait_s: float) -> None:
         """Envoy asks by itself, and may learn of the endpoint later. With others in its list one of those would have
         the request meanwhile; without any it answers 503 at once to what is let go."""
         await asyncio.sleep(wait_s)
-        member.in_use = True
-        self._driver.add_endpoint(member.endpoint.address, member.scraper.wake, member.scraper.released)
+        self._use(member)
 
     def _remove(self, address: str) -> None:
         member = self._members.pop(address)
@@ -244,7 +247,7 @@ class Fleet:
             self._log.info("another engine answers there", endpoint=address, was=member.dialect.name, now=dialect.name)
             if member.in_use:
                 self._driver.remove_endpoint(address)
-                self._driver.add_endpoint(address, member.scraper.wake, member.scraper.released)
+                self._use(member)
             self._ways.drop(address)
         member.dialect, member.failed = dialect, False
         member.token_asked_at = float("-inf")

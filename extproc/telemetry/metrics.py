@@ -271,13 +271,8 @@ def _pool_metrics(pools: list[PoolView]) -> Iterable[Metric]:
         ("scrape_age_seconds", "Age of the last good metrics page", lambda e: e.age_s),
     )
     for name, text, read in gauges:
-        family = GaugeMetricFamily(f"fairlane_endpoint_{name}", text, labels=["pool", "endpoint"])
-        for pool in pools:
-            for endpoint in pool.endpoints:
-                value = read(endpoint)
-                if value is not None:
-                    family.add_metric([pool.pool, endpoint.endpoint], value)
-        yield family
+        gauge = GaugeMetricFamily(f"fairlane_endpoint_{name}", text, labels=["pool", "endpoint"])
+        yield _of_endpoints(gauge, pools, read)
     stance = GaugeMetricFamily(
         "fairlane_endpoint_stance", "1 for what the window goes by", labels=["pool", "endpoint", "stance"]
     )
@@ -298,12 +293,21 @@ def _pool_metrics(pools: list[PoolView]) -> Iterable[Metric]:
     )
     for name, text, read in counts:
         counter = CounterMetricFamily(f"fairlane_endpoint_{name}", text, labels=["pool", "endpoint"])
-        for pool in pools:
-            for endpoint in pool.endpoints:
-                value = read(endpoint)
-                if value is not None:
-                    counter.add_metric([pool.pool, endpoint.endpoint], value)
-        yield counter
+        yield _of_endpoints(counter, pools, read)
+
+
+def _of_endpoints(
+    family: GaugeMetricFamily | CounterMetricFamily,
+    pools: list[PoolView],
+    read: Callable[[WindowView], float | None],
+) -> Metric:
+    """`family`, with a value for each endpoint that has one."""
+    for pool in pools:
+        for endpoint in pool.endpoints:
+            value = read(endpoint)
+            if value is not None:
+                family.add_metric([pool.pool, endpoint.endpoint], value)
+    return family
 
 
 def _scrape_metrics(scrapers: list[ScrapeStats]) -> Iterable[Metric]:
