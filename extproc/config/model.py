@@ -7,20 +7,21 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from extproc.config.administration import Administration
 from extproc.config.identity import Identity
 from extproc.config.recording import Recording
 from extproc.config.requests import Requests
 from extproc.config.scheduling import ALL, NAME, Class, Pool, Tenant, check_tree
 from extproc.config.section import Section
 from extproc.config.served import Served
-from extproc.config.units import HostPort, Seconds
+from extproc.config.units import HostPort, ListenAddress, Seconds
 from extproc.core.model import PoolPolicy
 from extproc.core.policy_check import check_policy
 
 
 class Listen(Section):
     ext_proc: HostPort = "127.0.0.1:50051"
-    admin: HostPort = "127.0.0.1:50052"
+    admin: ListenAddress = "127.0.0.1:50052"
     http: HostPort = "127.0.0.1:9090"
 
     @model_validator(mode="after")
@@ -42,6 +43,7 @@ class Shutdown(Section):
 
 class Config(Section):
     listen: Listen = Listen()
+    admin: Administration = Administration()
     identity: Identity = Identity()
     classes: dict[str, Class] = Field(default_factory=lambda: dict(_CLASSES))
     default_class: str = "default"

@@ -17,6 +17,7 @@ class Recording(Section):
     """Off unless `file` is given."""
 
     file: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    directory: Annotated[str, Field(min_length=1, max_length=4096)] | None = None  # for `fairlane ctl record start`
     max_size: Bytes = 64 * 1024**2
     keep: Annotated[int, Field(ge=1, le=1000)] = 4  # files for each pool, the one being written among them
     tenants: Literal["plain", "hashed"] = "plain"

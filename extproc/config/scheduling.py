@@ -25,6 +25,7 @@ from extproc.core.model import (
     PickPolicy,
     PoolPolicy,
     TenantPolicy,
+    Traffic,
     Unit,
     WindowPolicy,
 )
@@ -110,6 +111,7 @@ class Tenant(Section):
     """A tenant, or a node above tenants where their names have levels."""
 
     weight: Positive = 1.0
+    boost: Positive = 1.0  # times its weight: for a while, by an operator
     max_queued: Count = 1_000
     max_queued_bytes: Bytes = 512 * 1024**2
     max_queued_tokens: Count | None = None
@@ -121,7 +123,7 @@ class Tenant(Section):
     default_class: str | None = None  # of requests that name none
     classes: list[str] | None = None  # that it may use; none given: all
 
-    @field_validator("weight")
+    @field_validator("weight", "boost")
     @classmethod
     def _sane(cls, value: float) -> float:
         if not 1e-6 <= value <= 1e6 or math.isnan(value):
@@ -137,7 +139,7 @@ class Tenant(Section):
     def policy(self) -> TenantPolicy:
         """What the core is told."""
         return TenantPolicy(
-            weight=self.weight,
+            weight=self.weight * self.boost,
             max_queued=self.max_queued,
             max_queued_bytes=self.max_queued_bytes,
             max_in_flight=self.max_in_flight,
@@ -232,6 +234,14 @@ class Pool(Section):
     priority_steps: Annotated[int, Field(ge=1, le=1000)] = 4
     prefix_slack: NotNegative = 0.0
     preemption: Preemption = Preemption()
+    # enforce: requests wait their turn. observe: they pass as they came, and it is reported what would have become of
+    # them. off: they pass.
+    mode: Literal["enforce", "observe", "off"] = "enforce"
+    # For how many of the tenants (or requests) the mode holds; for the others it is the next weaker one.
+    percentage: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] = 100.0
+    percentage_of: Literal["tenants", "requests"] = "tenants"
+    # paused: nothing is released, what comes waits. draining: nothing more is taken in, what waits gets its turn.
+    traffic: Literal["open", "paused", "draining"] = "open"
 
     @field_validator("name")
     @classmethod
@@ -311,6 +321,7 @@ class Pool(Section):
                 kv_usage=pick.kv_usage,
             ),
             no_endpoint_timeout_s=self.no_endpoint_timeout,
+            traffic=Traffic(self.traffic),
         )
 
 

@@ -18,6 +18,8 @@ _LONGEST_S = 366 * 24 * 3600.0
 _SIZE = re.compile(r"^\s*(\d+)\s*(B|KiB|MiB|GiB)\s*$", re.ASCII)
 _HOST_PORT = re.compile(r"^([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?\]):([0-9]{1,5})\Z")
 _BYTES = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+UNIX = "unix:"
+_LONGEST_SOCKET = 107
 _SHOWN = 200  # characters
 _SHOWN_BITS = 64
 _KINDS = {dict: "a mapping", list: "a list", str: "text", bool: "true or false", type(None): "nothing"}
@@ -86,9 +88,22 @@ def ip_port(value: object) -> str:
     )
 
 
+def _listen_address(value: object) -> str:
+    if isinstance(value, str) and value.startswith(UNIX):
+        path = value.removeprefix(UNIX)
+        # sun_path has 108 bytes, and ends with a zero
+        if not path or "\0" in path or len(path.encode()) > _LONGEST_SOCKET:
+            raise ValueError(f"expected unix:PATH with a path of 1 to {_LONGEST_SOCKET} bytes, not {shown(value)}")
+        return value
+    if isinstance(value, str) and _address(value) is not None:
+        return value
+    raise ValueError(f"expected host:port, like 127.0.0.1:50052, or unix:/run/fairlane/admin.sock, not {shown(value)}")
+
+
 Seconds = Annotated[float, BeforeValidator(_duration)]
 Bytes = Annotated[int, BeforeValidator(_size)]
 HostPort = Annotated[str, BeforeValidator(_host_port)]
+ListenAddress = Annotated[str, BeforeValidator(_listen_address)]  # host:port, or unix:path
 IpPort = Annotated[str, BeforeValidator(ip_port)]
 
 

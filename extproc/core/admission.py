@@ -115,6 +115,9 @@ def newcomer(scheduler: Scheduler, event: Arrive, cls_policy: ClassPolicy, seq: 
 
 def admit(scheduler: Scheduler, request: Request, cls: ClassQueue, now: float) -> Verdict:
     """Whether `request` of `cls`, which is not counted yet, may wait."""
+    if scheduler.draining:
+        message = f"pool {scheduler.policy.name!r} takes nothing more in (traffic of the pool: draining)"
+        return Verdict(refuse(request, Reason.DRAINING, back_s(scheduler, request, now), now, message))
     limits: Sequence[OverLimit] = ()
     if not _within_limits(scheduler, request, cls):
         limits = _over_limits(scheduler, request, cls)
@@ -141,6 +144,9 @@ def expired(scheduler: Scheduler, request: Request, now: float) -> Refuse:
     if request.timeout_s < timeout:
         limit = f"the request itself allows {request.timeout_s:g} s"
     since = scheduler.absent_since
+    if scheduler.paused:
+        message = f"{waited} while pool {scheduler.policy.name!r} is paused (traffic of the pool), and {limit}"
+        return refuse(request, Reason.PAUSED, wait, now, message)
     if since is None:
         return refuse(request, Reason.QUEUE_TIMEOUT, wait, now, f"{waited}, and {limit}")
     pool = scheduler.policy

@@ -49,6 +49,14 @@ class End:
 
 
 @_value
+class Cancel:
+    """An operator takes the request back: a held one is refused, one inside is evicted. `message` is for its client."""
+
+    id: str
+    message: str
+
+
+@_value
 class FirstByte:
     """The first byte of the answer, the response's headers, is on its way to the client. No token need have been
     made: engines answer a stream before they have read its prompt."""
@@ -147,6 +155,7 @@ class Tick:
 Event = (
     Arrive
     | End
+    | Cancel
     | FirstByte
     | FirstToken
     | Usage

@@ -24,6 +24,7 @@ from extproc.core.windows.pool_load import PoolLoad
 class Hold(Enum):
     """What keeps a queued request where it is."""
 
+    PAUSED = "paused"  # the pool, by an operator
     FLOW = "flow"  # its tenant's earlier requests go first
     ORDER = "order"  # other tenants are due first
     TENANT_CAP = "tenant_cap"  # of the tenant, or of a node above it
@@ -113,6 +114,10 @@ def _past(request: Request, now: float) -> Explanation:
 
 
 def _cause(scheduler: Scheduler, cls: ClassQueue, request: Request, ahead: int, now: float) -> Cause:
+    if scheduler.paused:
+        name = scheduler.policy.name
+        told = f"pool {name!r} is paused (traffic of the pool)"
+        return Cause(Hold.PAUSED, name, None, None, told, "an operator resumes it")
     last = cls.queue.time  # of the last event
     block = cls.queue.blocked(request, last)
     if block is not None and block.kind == "rate":

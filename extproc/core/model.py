@@ -135,6 +135,14 @@ class Outage(Enum):
     OPEN = "open"  # go on as with a fresh page
 
 
+class Traffic(Enum):
+    """What a pool does with requests, whatever room there is."""
+
+    OPEN = "open"
+    PAUSED = "paused"  # nothing is released: what comes waits, by its own time
+    DRAINING = "draining"  # nothing more is taken in: what waits still gets its turn
+
+
 class Pick(Enum):
     """Who chooses the endpoint of a request."""
 
@@ -265,6 +273,7 @@ class PoolPolicy:
     preempt_after_first_byte: bool = False  # evict also what has begun to answer, or may have
     pick: PickPolicy = PickPolicy()
     no_endpoint_timeout_s: float = 300.0  # how long a request waits while no endpoint is there, see `absence`
+    traffic: Traffic = Traffic.OPEN
 
     def tenant(self, name: str) -> TenantPolicy:
         """Of a node by its path, e.g. "acme/ml/alice": its own, else that of "acme/ml/*", else the default."""

@@ -89,17 +89,25 @@ class Preemption:
         if found is None:
             return None
         victim, turn = found
-        del self.candidates[victim.id]
-        self.leaving[victim.id] = victim
-        victim.evicted = True
         self._ready_at = now + 1.0 / scheduler.policy.preempt_per_s
         waited = now - turn.request.arrival
+        message = (
+            f"a request of class {turn.cls.policy.name!r} has waited for {waited:.1f} s (its preempt_after), "
+            f"and requests of class {victim.cls!r} make room (preemptible)"
+        )
+        retry = with_jitter(bounded(back_s(scheduler, victim, now), 1.0), victim.id)
+        return self.take_back(victim, Reason.PREEMPTED, message, retry, now)
+
+    def take_back(self, victim: Request, reason: Reason, message: str, retry_after_s: int, now: float) -> Evict:
+        """`victim`, which is inside, is to leave: for a more urgent one, or because an operator says so."""
+        self.candidates.pop(victim.id, None)
+        self.leaving[victim.id] = victim
+        victim.evicted = True
         return Evict(
             id=victim.id,
-            reason=Reason.PREEMPTED,
-            message=f"a request of class {turn.cls.policy.name!r} has waited for {waited:.1f} s (its preempt_after), "
-            f"and requests of class {victim.cls!r} make room (preemptible)",
-            retry_after_s=with_jitter(bounded(back_s(scheduler, victim, now), 1.0), victim.id),
+            reason=reason,
+            message=message,
+            retry_after_s=retry_after_s,
             tenant=victim.tenant,
             cls=victim.cls,
             inside_s=now - victim.released_at,

@@ -40,6 +40,7 @@ from typing import TypeVar
 
 from extproc.core.events import (
     Arrive,
+    Cancel,
     Effect,
     End,
     EndpointAdded,
@@ -68,6 +69,7 @@ FORMAT = 1
 EVENTS: Mapping[str, type[Event]] = {
     "arrive": Arrive,
     "end": End,
+    "cancel": Cancel,
     "first_byte": FirstByte,
     "first_token": FirstToken,
     "usage": Usage,

@@ -42,6 +42,7 @@ from extproc.core.drain_rate import DrainRate
 from extproc.core.estimates import Estimator
 from extproc.core.events import (
     Arrive,
+    Cancel,
     Effect,
     End,
     EndpointAdded,
@@ -59,11 +60,12 @@ from extproc.core.events import (
     Unreachable,
     Usage,
 )
-from extproc.core.model import INSIDE, Pick, PoolPolicy, Request, Source, State, WindowPolicy
+from extproc.core.model import INSIDE, Pick, PoolPolicy, Request, Source, State, Traffic, WindowPolicy
 from extproc.core.policy_check import check_policy
 from extproc.core.preemption import Preemption
 from extproc.core.prefixes import Prefixes
 from extproc.core.priority import engine_priority
+from extproc.core.reasons import Reason
 from extproc.core.sessions import Sessions
 from extproc.core.token_bucket import Buckets
 from extproc.core.windows import Window, make_window
@@ -129,6 +131,7 @@ class Scheduler:
         self._handlers: dict[type, Callable[[Any, float, list[Effect]], None]] = {
             Arrive: self._arrive,
             End: self._end,
+            Cancel: self._cancel,
             FirstByte: self._first_byte,
             FirstToken: self._first_token,
             Usage: self._usage,
@@ -147,6 +150,8 @@ class Scheduler:
     def derive(self) -> None:
         """What follows from the policy."""
         policies = [c.policy for c in self.classes]
+        self.paused = self.policy.traffic is Traffic.PAUSED
+        self.draining = self.policy.traffic is Traffic.DRAINING
         self.q_max = float(max(p.max_waiting for p in policies))
         self.sharing = [c for c in self.classes if c.policy.min_share > 0]
         self.has_shares = bool(self.sharing)
@@ -200,7 +205,7 @@ class Scheduler:
         # What could go has gone, were it in its last moment. What is late may have blocked others.
         if self.deadlines.first <= now and self._expire(now, effects):
             self._dispatch(now, effects)
-        if self.queued and self.preemption.candidates:
+        if self.queued and self.preemption.candidates and not self.paused:
             evict = self.preemption.evict(self, now)
             if evict is not None:
                 effects.append(evict)
@@ -212,7 +217,7 @@ class Scheduler:
         due: float | None = self.deadlines.first
         if due == math.inf:
             due = None
-        if self.queued:
+        if self.queued and not self.paused:
             if self._opens_at < math.inf and (due is None or self._opens_at < due):
                 due = self._opens_at
             for cls in self.classes if self.buckets.by_path else ():
@@ -310,6 +315,16 @@ class Scheduler:
             return
         request.move(_ENDED)
         self.deadlines.set(request, now + self.policy.usage_grace_s)
+
+    def _cancel(self, event: Cancel, now: float, effects: list[Effect]) -> None:
+        request = self.requests.get(event.id)
+        if request is None:
+            return
+        if request.state is _QUEUED:
+            effects.append(admission.refuse(request, Reason.CANCELLED, 1.0, now, event.message))
+            self._leave_queue(request, State.CANCELLED)
+        elif request.state in INSIDE and not request.evicted:
+            effects.append(self.preemption.take_back(request, Reason.CANCELLED, event.message, 1, now))
 
     def _first_byte(self, event: FirstByte, now: float, _: list[Effect]) -> None:
         request = self.requests.get(event.id)
@@ -465,7 +480,7 @@ class Scheduler:
     # -- dispatch ---------------------------------------------------------------------------------
 
     def _dispatch(self, now: float, effects: list[Effect]) -> None:
-        while self.queued:
+        while self.queued and not self.paused:
             choice = next_release(self, now)
             if choice is None:
                 return

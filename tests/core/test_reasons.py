@@ -22,6 +22,8 @@ def test_the_codes_that_clients_know() -> None:
         "shed": 429,
         "queue_timeout": 503,
         "preempted": 503,
+        "paused": 503,
+        "cancelled": 503,
         "draining": 503,
         "no_capacity": 503,
         "body_too_large": 413,

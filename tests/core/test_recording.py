@@ -62,6 +62,7 @@ all_events = st.one_of(
         st.lists(counts, max_size=3).map(tuple), st.booleans(),
     ),
     st.builds(End, texts),
+    st.builds(events.Cancel, texts, texts),
     st.builds(FirstByte, texts),
     st.builds(FirstToken, texts),
     st.builds(Usage, texts, st.sampled_from(Source), maybe, counts, maybe),
