@@ -17,6 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from google.api import field_behavior_pb2
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,9 +37,10 @@ class GenerationError(Exception):
 
 def _compile(sources: list[Path], into: Path) -> None:
     well_known = importlib.resources.files("grpc_tools") / "_proto"
+    common = Path(field_behavior_pb2.__file__).parents[2]  # of googleapis-common-protos
     names = [str(path.relative_to(SOURCES)) for path in sources]
     services = [name for name, path in zip(names, sources, strict=True) if _SERVICE.search(path.read_text("utf-8"))]
-    base = ["protoc", f"--proto_path={SOURCES}", f"--proto_path={well_known}"]
+    base = ["protoc", f"--proto_path={SOURCES}", f"--proto_path={well_known}", f"--proto_path={common}"]
     runs = [[*base, f"--python_out={into}", f"--pyi_out={into}", *names]]
     if services:
         runs.append([*base, f"--grpc_python_out={into}", *services])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -12,8 +14,20 @@ from pydantic import BaseModel, ValidationError
 from extproc.config.model import Config
 
 
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What is wrong with a part of the configuration."""
+
+    path: str  # "classes.batch.queue_timeout", "pools.llama.window.max_tpot"; empty: the whole, or several
+    message: str
+
+
 class ConfigError(Exception):
-    """The file cannot be used. The message has a line per fault: where, what, and what was meant."""
+    """The configuration cannot be used. The message has a line per fault: where, what, and what was meant."""
+
+    def __init__(self, message: str, faults: Sequence[Fault] = ()) -> None:
+        super().__init__(message)
+        self.faults = tuple(faults)
 
 
 def load(path: Path) -> Config:

@@ -15,6 +15,7 @@ from extproc.core import windows
 from extproc.core.class_queue import ClassQueue
 from extproc.core.dispatch import By, Turn, room_left, shut, turns
 from extproc.core.model import INSIDE, Outage, Request, State
+from extproc.core.priority import engine_priority
 from extproc.core.scheduler import Scheduler
 from extproc.core.waiting import wait_s
 from extproc.core.windows import Stance, Window
@@ -73,6 +74,7 @@ class Explanation:
     estimated_wait_s: float
     sentence: str
     next: str  # what must happen for it to go
+    priority: int  # that its engine was told, or would be if it went now
 
 
 def explain(scheduler: Scheduler, request_id: str, now: float) -> Explanation | None:
@@ -100,6 +102,7 @@ def explain(scheduler: Scheduler, request_id: str, now: float) -> Explanation | 
         estimated_wait_s=wait_s(scheduler, request, now),
         sentence=cause.told,
         next=cause.then,
+        priority=engine_priority(cls.policy, scheduler.inside.get(request.tenant, 0), scheduler.policy.priority_steps),
     )
 
 
@@ -110,7 +113,8 @@ def _past(request: Request, now: float) -> Explanation:
     if request.state not in INSIDE:
         told, then = "its answer is over; its token count has not come yet", "its token count comes, or is given up"
     waited = request.released_at - request.arrival
-    return Explanation(request.id, request.state, None, "", None, None, 0, 0, 0, waited, 0.0, 0.0, told, then)
+    priority = request.priority or 0
+    return Explanation(request.id, request.state, None, "", None, None, 0, 0, 0, waited, 0.0, 0.0, told, then, priority)
 
 
 def _cause(scheduler: Scheduler, cls: ClassQueue, request: Request, ahead: int, now: float) -> Cause:

@@ -347,6 +347,7 @@ class Request:
     first_byte_at: float | None = None  # when it was
     guaranteed: bool = False  # it went by its class's `min_share` or `promote_after_s`
     evicted: bool = False  # it has to leave the engine; its stream may not have ended yet
+    priority: int | None = None  # that its engine was told; None: it has not been released
 
     def move(self, to: State) -> None:
         if to not in MOVES[self.state]:

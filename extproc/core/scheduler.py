@@ -530,7 +530,7 @@ class Scheduler:
             note_headroom(self.classes, now)
         if self.preempts:
             self.preemption.consider(request, cls.policy, policy)
-        priority = engine_priority(counts_as, inside, policy.priority_steps)
+        priority = request.priority = engine_priority(counts_as, inside, policy.priority_steps)
         return Release(request.id, endpoint, priority, tenant, request.cls, now - request.arrival, instead)
 
 

@@ -1,0 +1,80 @@
+"""What the admin API needs of the running service. `service` implements it; nothing here knows how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from extproc.config.model import Config
+from extproc.config.scheduling import Pool
+from extproc.core.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class RunningPool:
+    """One pool at work. The schedulers are to be read only."""
+
+    pool: Pool  # its configuration in force
+    scheduler: Scheduler
+    observed: Scheduler | None  # of requests that passed as they came, and what would have become of them
+    retiring: bool  # no longer configured: it goes on until what it has is done
+    now: Callable[[], float]  # the schedulers' clock, seconds
+    cancel: Callable[[str, str], None]  # (request id, message for its client); one that is not known is ignored
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """What is known of an endpoint beside its window."""
+
+    pool: str
+    endpoint: str
+    dialect: str
+    priority_told: str  # "header", "body", "both" or "none"
+    last_failure: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceState:
+    """Where a pool's endpoints come from."""
+
+    pool: str
+    told: str
+    last_error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingState:
+    active: bool
+    files: tuple[str, ...]
+    stopped_by_error: bool
+
+
+class Control(Protocol):
+    """The running service. To be called from its event loop."""
+
+    @property
+    def serving(self) -> bool:
+        """False while it drains."""
+
+    @property
+    def started_at(self) -> float:
+        """Seconds since 1970."""
+
+    def prepare(self, config: Config) -> Callable[[], None]:
+        """Make ready to run by `config`: everything that can fail is done here, and nothing of it is in force.
+
+        The result puts it in force, whole, within one turn of the event loop; it does not raise. To be called before
+        anything else is prepared. Raises ConfigError with the faults, for what cannot be while it runs."""
+
+    def running(self) -> Sequence[RunningPool]:
+        """Pools by the order of the configuration, retiring ones last."""
+
+    def engines(self) -> Sequence[EngineState]: ...
+
+    def sources(self) -> Sequence[SourceState]: ...
+
+    def recording(self) -> RecordingState: ...
+
+    def ticket_of(self, x_request_id: str) -> str | None:
+        """Id of the request that Envoy or its client calls `x_request_id`. None: not known; "": several have it."""
