@@ -9,12 +9,17 @@ An address at which another engine answers, by its identity in the set or by the
 went and one that came: nothing that was learnt of the first holds for the second.
 
 What is found out about engines is said once for all of which the same is true.
+
+Another configuration of the pool (`prepare`) changes what it has to: another source's endpoints are compared with those
+that are there, and only those that differ go or come; another way to read pages makes new readers of them; the windows,
+and what they have learnt, stay.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import contextlib
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -55,7 +60,8 @@ class _Member:
     """One endpoint, with what runs for it."""
 
     endpoint: Endpoint
-    scraper: Scraper
+    scraper: Scraper = field(init=False)
+    scraping: asyncio.Task[None] | None = None
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     dialect: Dialect | None = None  # that it was last read by
     in_use: bool = False  # the scheduler has been told of it
@@ -72,6 +78,11 @@ def _failure_of(scraper: Scraper) -> str | None:
     """None: its last page was read."""
     failure = scraper.last_failure
     return None if failure is None or scraper.failing is None else f"{failure.kind.value}: {failure.message}"
+
+
+def _a_model(pool: Pool) -> str | None:
+    """To ask its engines with."""
+    return next((model for model in pool.models if model != ALL), None)
 
 
 def _envoy_after_s(endpoints: Endpoints) -> float:
@@ -98,20 +109,63 @@ class Fleet:
         self._emptied = False  # the set was empty at last
         self._in_use_at = float("-inf")  # the first endpoints after an empty set, see `_add_later`
         self._set = endpoints or make(pool.endpoints, pool=pool.name, clock=driver.now)
+        self._another_set = asyncio.Event()
         self._members: dict[str, _Member] = {}
-        self._model = next((model for model in pool.models if model != ALL), None)
+        self._model = _a_model(pool)
         self._said: set[str] = set()
         self._log = log.bind(pool=pool.name)
 
     async def run(self) -> None:
         """Until cancelled."""
         try:
-            await self._set.run(self._exchange)
+            while True:
+                self._another_set.clear()
+                running = asyncio.ensure_future(self._set.run(self._exchange))
+                changing = asyncio.ensure_future(self._another_set.wait())
+                try:
+                    await asyncio.wait((running, changing), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    changing.cancel()
+                    running.cancel()
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await running
         finally:
             tasks = [task for member in self._members.values() for task in member.tasks]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def prepare(self, pool: Pool, ways: Ways) -> Callable[[], None]:
+        """Make ready for another configuration of the same pool. The result puts it in force. Raises AccessError."""
+        access = self._access if pool.metrics == self.pool.metrics else Access.of(pool.metrics, pool.name)
+        source = None
+        if pool.endpoints != self.pool.endpoints:
+            source = make(pool.endpoints, pool=pool.name, clock=self._driver.now)
+        return lambda: self._take(pool, ways, access, source)
+
+    def _take(self, pool: Pool, ways: Ways, access: Access, source: EndpointSet | None) -> None:
+        old, self.pool = self.pool, pool
+        asks_anew = ways is not self._ways or _a_model(pool) != self._model
+        self._ways, self._access, self._model = ways, access, _a_model(pool)
+        reads_anew = (pool.metrics, pool.engine) != (old.metrics, old.engine)
+        for member in self._members.values():
+            if reads_anew:
+                self._read_anew(member)
+            elif asks_anew and (member.asking is not None or member.dialect is not None):
+                self._ask_what_it_is(member)
+        if source is not None:
+            self._set, self._envoy_after_s = source, _envoy_after_s(pool.endpoints)
+            self._another_set.set()
+
+    def _read_anew(self, member: _Member) -> None:
+        """With another reader; whatever answers there is asked what it is."""
+        if member.scraping is not None:
+            member.scraping.cancel()
+        member.dialect = None
+        member.scraper = self._scraper(member)
+        if member.in_use:
+            self._use(member)
+        member.scraping = self._start(member, member.scraper.run(), "scrape")
 
     def scrape_stats(self) -> list[ScrapeStats]:
         return [
@@ -152,9 +206,18 @@ class Fleet:
         self._emptied = not self._members
 
     def _add(self, endpoint: Endpoint, wait_s: float) -> None:
-        address, settings = endpoint.address, self.pool.metrics
+        member = self._members[endpoint.address] = _Member(endpoint)
+        member.scraper = self._scraper(member)
+        if wait_s:
+            self._start(member, self._add_later(member, wait_s), "add")
+        else:
+            self._use(member)
+        member.scraping = self._start(member, member.scraper.run(), "scrape")
+
+    def _scraper(self, member: _Member) -> Scraper:
+        address, settings = member.endpoint.address, self.pool.metrics
         dialect: Dialect | Literal["auto"] = "auto" if self.pool.engine == "auto" else DIALECTS[self.pool.engine]
-        scraper = Scraper(
+        return Scraper(
             address,
             self._access.base_url(address),
             access=self._access,
@@ -168,12 +231,6 @@ class Fleet:
             busy=lambda: self._driver.busy_at(address),
             clock=self._driver.now,
         )
-        member = self._members[address] = _Member(endpoint, scraper)
-        if wait_s:
-            self._start(member, self._add_later(member, wait_s), "add")
-        else:
-            self._use(member)
-        self._start(member, scraper.run(), "scrape")
 
     def _use(self, member: _Member) -> None:
         """The scheduler may choose it from now on."""

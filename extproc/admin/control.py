@@ -61,11 +61,12 @@ class Control(Protocol):
     def started_at(self) -> float:
         """Seconds since 1970."""
 
-    def prepare(self, config: Config) -> Callable[[], None]:
-        """Make ready to run by `config`: everything that can fail is done here, and nothing of it is in force.
+    async def prepare(self, config: Config) -> Callable[[], None]:
+        """Make ready to run by `config`: everything that can fail is done here (files of keys and certificates are
+        read), and nothing of it is in force.
 
         The result puts it in force, whole, within one turn of the event loop; it does not raise. To be called before
-        anything else is prepared. Raises ConfigError with the faults, for what cannot be while it runs."""
+        anything else is prepared, or not at all. Raises ConfigError with the faults, for what cannot be while it runs."""
 
     def running(self) -> Sequence[RunningPool]:
         """Pools by the order of the configuration, retiring ones last."""

@@ -14,6 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from extproc.config.load import from_data
+from extproc.config.scheduling import Pool
 from extproc.core.events import Arrive
 from extproc.core.priority import PriorityWay
 from extproc.core.windows import Stance
@@ -42,6 +43,7 @@ class Engine:
         self.running = 0
         self.tokens = 0
         self.asked: list[str] = []
+        self.read = 0  # pages
         app = web.Application()
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/metrics/", self._metrics)
@@ -55,6 +57,7 @@ class Engine:
         return f"127.0.0.1:{self.server.port}"
 
     async def _metrics(self, _: web.Request) -> web.Response:
+        self.read += 1
         return web.Response(text=self.page.format(running=self.running, tokens=self.tokens))
 
     async def _version(self, _: web.Request) -> web.Response:
@@ -87,6 +90,10 @@ class Told:
     async def run(self, on_change: OnChange) -> None:
         self._change = on_change
         await asyncio.Event().wait()
+
+    @property
+    def running(self) -> bool:
+        return self._change is not None
 
     def __call__(self, *endpoints: Endpoint) -> None:
         assert self._change is not None
@@ -123,8 +130,8 @@ async def running(*engines: Engine, **pool: Any) -> AsyncIterator[Case]:
         await engine.server.start_server()
     case = Case(**pool)
     task = asyncio.create_task(case.fleet.run())
-    await asyncio.sleep(0)
     try:
+        await until(lambda: case.set.running)
         yield case
     finally:
         task.cancel()
@@ -307,3 +314,62 @@ async def test_where_envoy_chooses_one_that_stands_still_is_asked_for_a_token() 
         await case.driver.arrive(Arrive("r", "t", "default", case.driver.now(), 10))
         await until(lambda: engine.asked)
         case.driver.end("r")
+
+
+def changed(**pool: Any) -> Pool:
+    """The pool's configuration with other settings."""
+    config = from_data({"pools": [{"name": "m", "models": ["m"], "endpoints": {"file": "unused"}, **pool}]})
+    return config.pools[0]
+
+
+async def test_another_list_of_endpoints_keeps_those_that_are_in_both() -> None:
+    first, second, third = Engine(), Engine(), Engine()
+    async with running(first, second, third, window={"start": 5}) as case:
+        case.set(Endpoint(first.address), Endpoint(second.address))
+        await until(lambda: case.stance(first) is Stance.FRESH and case.stance(second) is Stance.FRESH)
+        kept = case.window(second)
+        case.fleet.prepare(changed(endpoints=[second.address, third.address]), case.ways)()
+        await until(lambda: case.stance(third) is Stance.FRESH)
+        assert case.stance(first) is None
+        assert case.window(second) is kept
+        assert {each.endpoint for each in case.fleet.scrape_stats()} == {second.address, third.address}
+
+
+async def test_what_is_only_prepared_changes_nothing() -> None:
+    first, second = Engine(), Engine()
+    async with running(first, second) as case:
+        case.set(Endpoint(first.address))
+        case.fleet.prepare(changed(endpoints=[second.address]), case.ways)
+        case.set(Endpoint(first.address))
+        await until(lambda: case.stance(first) is Stance.FRESH)
+        assert case.stance(second) is None
+
+
+async def test_pages_are_read_at_another_place_and_the_window_stays() -> None:
+    engine, pages = Engine(), Engine()
+    async with running(engine, pages) as case:
+        case.set(Endpoint(engine.address))
+        await until(lambda: case.stance(engine) is Stance.FRESH)
+        window = case.window(engine)
+        port = int(pages.address.rpartition(":")[2])
+        wanted = changed(
+            endpoints={"file": "unused"}, metrics={"interval": "20ms", "idle_interval": "20ms", "port": port}
+        )
+        case.fleet.prepare(wanted, case.ways)()
+        (stats,) = case.fleet.scrape_stats()
+        assert stats.scrapes == 0
+        await until(lambda: case.fleet.scrape_stats()[0].scrapes > 1)
+        assert pages.read > 0
+        assert case.window(engine) is window
+
+
+async def test_other_ways_are_asked_for_anew() -> None:
+    engine = Engine()
+    async with running(engine) as case:
+        case.set(Endpoint(engine.address))
+        await until(lambda: case.ways.of(engine.address) == HEADER)
+        pool = changed(priority_via="off", metrics={"interval": "20ms", "idle_interval": "20ms"})
+        ways = Ways.configured(pool)
+        case.fleet.prepare(pool, ways)()
+        await until(lambda: engine.address in ways._known)
+        assert ways.of(engine.address) == PriorityWay()
