@@ -29,7 +29,8 @@ from extproc.telemetry.metrics import EndpointSetStats, Metrics, ScrapeStats
 
 log = structlog.get_logger()
 
-_LETTING_GO_S = 0.5
+_LETTING_GO_S = 0.5  # what is still held when the grace is over needs a moment to be let go
+_NEVER_S = 10.0 * 366 * 86_400
 
 
 class StartError(Exception):
@@ -116,8 +117,9 @@ class Service:
         held = sum(pool.queued for pool in self.pools())
         log.info("draining", held=held, in_flight=inside, grace_s=settings.grace, held_requests=settings.held)
         await edge.set_serving(False)
-        # What is still held when the grace is over needs a moment to be let go.
-        stopping = asyncio.ensure_future(edge.server.stop(settings.grace + _LETTING_GO_S))
+        # Its own time never ends: a stop whose grace is over in the moment in which another one has stopped the server
+        # crashes the process (grpcio 1.85 cancels the calls of a server that is gone).
+        stopping = asyncio.ensure_future(edge.server.stop(_NEVER_S))
         await asyncio.sleep(0)  # lets the server refuse what comes from now on, before the held ones are let go
         if settings.held != "finish":
             processor.let_go(Interrupted.HANDED_OVER if settings.held == "hand_over" else Interrupted.DRAINING)
