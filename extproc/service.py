@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 
 import structlog
 
 from extproc import __version__
-from extproc.admin import server as admin_server
+from extproc.admin.access import AdminStartError
+from extproc.admin.control import EngineState, RecordingState, RunningPool, SourceState
+from extproc.admin.revisions import Revisions
+from extproc.admin.server import AdminServer
+from extproc.admin.servicer import Admin
+from extproc.config.load import FileData
 from extproc.config.model import Config
 from extproc.config.units import split_host_port
-from extproc.core.model import PoolPolicy
+from extproc.config.written import written
 from extproc.core.view import FlowView, PoolView, flows, view
 from extproc.edge import server as edge_server
 from extproc.edge.access_log import AccessLog
-from extproc.edge.driver import Interrupted, PoolDriver
-from extproc.edge.gate import Gate
-from extproc.edge.key_file import KeyFileError, Keys
+from extproc.edge.driver import Interrupted
+from extproc.edge.key_file import KeyFileError
 from extproc.edge.server import PortInUseError
 from extproc.edge.stream import ExternalProcessor
 from extproc.edge.tracking import Tracking
-from extproc.edge.ways import Ways
 from extproc.engines.access import AccessError
-from extproc.fleet import Fleet
-from extproc.telemetry import recording
+from extproc.pools import Pools
 from extproc.telemetry.http import HttpPort
-from extproc.telemetry.metrics import EndpointSetStats, Metrics, ScrapeStats
+from extproc.telemetry.metrics import ConfigurationStats, EndpointSetStats, Metrics, ScrapeStats
 
 log = structlog.get_logger()
 
@@ -38,81 +42,92 @@ class StartError(Exception):
 
 
 class Service:
-    """One process: its pools, its ports, its scrapers."""
+    """One process: its pools, its ports, its scrapers, its configuration."""
 
-    def __init__(self, config: Config) -> None:
-        self.config = config
+    def __init__(self, config: Config, file: FileData | None = None) -> None:
+        """`file`: what `config` was read from, to be read again when it changes; None: it came from nowhere."""
+        self.config = config  # as it was at the start; `revisions` has what is in force
         self.metrics = Metrics(__version__)
-        self._drivers: dict[str, PoolDriver] = {}
-        self._fleets: list[Fleet] = []
-        self._tasks: list[asyncio.Task[None]] = []
-        self._ready = False
+        self.started_at = time.time()
+        self.serving = False
+        self._file = file or FileData.of(written(config))
+        self._reloads: set[asyncio.Task[bool]] = set()
 
     async def run(self, stop: asyncio.Event, hurry: asyncio.Event) -> None:
         """Serve until `stop` is set; end at once when `hurry` is too. Raises StartError."""
-        loop = asyncio.get_running_loop()
-        for pool in self.config.pools:
-            policy = self.config.pool_policy(pool)
-            tape = self._tape(pool.name, policy)
-            # Those that are known beforehand are there when the port opens, so that nothing waits for want of them.
-            self._drivers[pool.name] = PoolDriver(policy, pool.endpoints.known, loop, self.metrics, tape)
-        ways = {pool.name: Ways.configured(pool) for pool in self.config.pools}
+        self.revisions = revisions = await asyncio.to_thread(Revisions.open, self._file, self.config.admin)
+        config = self.config = revisions.config
+        listen = config.listen
         try:
-            keys = Keys(self.config)
-            self._fleets = [
-                Fleet(pool, self._drivers[pool.name], ways[pool.name], self.metrics) for pool in self.config.pools
-            ]
+            self._pools = pools = Pools(config, self.metrics, __version__)
         except (KeyFileError, AccessError) as error:
             raise StartError(str(error)) from error
-        gate = Gate(self.config, self._drivers, self.metrics, keys, ways)
+        gate = pools.gate
         tracking = Tracking(gate, self.metrics)
         processor = ExternalProcessor(gate, tracking, self.metrics)
         http = HttpPort(
-            self.metrics.registry, lambda: self._ready, self.pools, self.flows, self.scrape_stats, self.set_stats
+            self.metrics.registry, lambda: self.serving, self.pools, self.flows, self.scrape_stats, self.set_stats
         )
-        self.metrics.watch(self.pools, self.scrape_stats, self.set_stats, lambda: processor.open)
-        listen = self.config.listen
+        self.metrics.watch(
+            self.pools,
+            self.scrape_stats,
+            self.set_stats,
+            lambda: processor.open,
+            self.observers,
+            self.configuration_stats,
+        )
         try:
             access_log = AccessLog(gate, tracking, self.metrics)
-            edge = edge_server.build(listen.ext_proc, processor, access_log, self.config.requests.max_body)
-            admin, admin_health = admin_server.build()
-            edge_server.bind(admin, listen.admin, "admin")
-        except PortInUseError as error:
+            edge = edge_server.build(listen.ext_proc, processor, access_log, config.requests.max_body)
+            servicer = Admin(self, revisions)
+            admin = AdminServer.build(listen.admin, config.admin, servicer, revisions.audit.denied)
+        except (PortInUseError, AdminStartError) as error:
             raise StartError(str(error)) from error
         try:
             await http.start(*split_host_port(listen.http))
         except OSError as error:
             await http.stop()
             raise StartError(f"{listen.http} (listen.http) cannot be bound: {error.strerror or error}") from error
+        revisions.attach(self)
         await edge.server.start()
         await admin.start()
         await edge.set_serving(True)
-        await admin_health.set("", edge_server.SERVING)
-        for fleet in self._fleets:
-            self._tasks.append(asyncio.create_task(fleet.run(), name=f"engines of {fleet.pool.name}"))
-        watching = keys.watch(on_broken=lambda: self.metrics.fault("key_file"))
-        self._tasks.append(asyncio.create_task(watching, name="key files"))
-        self._ready = True
-        log.info("serving", version=__version__, **listen.model_dump())
+        await admin.set_serving(True)
+        pools.start(processor)
+        following = [
+            asyncio.create_task(revisions.run(), name="configuration"),
+            asyncio.create_task(admin.watch(lambda: self.metrics.fault("token_file")), name="token file"),
+        ]
+        self.serving = True
+        log.info("serving", version=__version__, revision=revisions.revision, **listen.model_dump())
         await stop.wait()
-        await admin_health.set("", edge_server.NOT_SERVING)
+        await admin.set_serving(False)
         await self._drain(edge, processor, hurry)
-        await admin.stop(0)
+        servicer.close()
+        await admin.stop()
         await http.stop()
-        for task in self._tasks:
+        for task in following:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*following, *self._reloads, return_exceptions=True)
+        await pools.stop()
+        await revisions.close()
         tracking.close()
-        for driver in self._drivers.values():
-            driver.close()
         log.info("stopped")
+
+    def reload(self) -> None:
+        """Read the configuration's file again, whether or not it seems to have changed."""
+        if not self.serving:
+            return
+        task = asyncio.create_task(self.revisions.reload("SIGHUP"), name="reload")
+        self._reloads.add(task)
+        task.add_done_callback(self._reloads.discard)
 
     async def _drain(self, edge: edge_server.EdgeServer, processor: ExternalProcessor, hurry: asyncio.Event) -> None:
         """Health first, so that Envoy looks elsewhere; then no new streams; then the held ones go, by `shutdown.held`:
         unanswered, to another replica or to the next process here; or with 503; or in their turn. Answers under way may
         finish within the grace."""
-        self._ready = False
-        settings = self.config.shutdown
+        self.serving = False
+        settings = self._pools.config.shutdown
         inside = sum(pool.in_flight for pool in self.pools())
         held = sum(pool.queued for pool in self.pools())
         log.info("draining", held=held, in_flight=inside, grace_s=settings.grace, held_requests=settings.held)
@@ -125,7 +140,7 @@ class Service:
             processor.let_go(Interrupted.HANDED_OVER if settings.held == "hand_over" else Interrupted.DRAINING)
         hurrying = asyncio.ensure_future(hurry.wait())
         # Access-log streams stay open as long as Envoy runs: the end of all requests is what counts.
-        emptied = asyncio.ensure_future(self._emptied())
+        emptied = asyncio.ensure_future(self._pools.emptied())
         ends = (stopping, hurrying, emptied)
         await asyncio.wait(ends, timeout=settings.grace, return_when=asyncio.FIRST_COMPLETED)
         if not any(end.done() for end in ends):
@@ -136,33 +151,68 @@ class Service:
         await edge.server.stop(None)
         await stopping
 
-    async def _emptied(self) -> None:
-        for driver in self._drivers.values():
-            await driver.emptied()
+    # -- what the admin API asks for (`admin.control`) --------------------------------------------
 
-    def _tape(self, pool: str, policy: PoolPolicy) -> recording.Recorder | None:
-        settings = self.config.recording
-        path = settings.file_of(pool)
-        if path is None:
-            return None
-        return recording.Recorder(
-            recording.Parts(path, max_bytes=settings.max_size, keep=settings.keep),
-            policy,
-            version=__version__,
-            hashed=settings.tenants == "hashed",
-            on_stop=lambda: self.metrics.fault("recording"),
-        )
+    async def prepare(self, config: Config) -> Callable[[], None]:
+        return await self._pools.prepare(config)
+
+    def running(self) -> list[RunningPool]:
+        return [
+            RunningPool(
+                pool=each.pool,
+                scheduler=each.driver.scheduler,
+                observed=None if each.driver.observer is None else each.driver.observer.scheduler,
+                retiring=each.retiring,
+                now=each.driver.now,
+                cancel=each.driver.cancel,
+            )
+            for each in self._pools
+        ]
+
+    def engines(self) -> list[EngineState]:
+        return [
+            EngineState(each.pool, each.endpoint, each.dialect, each.way.via, each.last_failure)
+            for each in self.scrape_stats()
+        ]
+
+    def sources(self) -> list[SourceState]:
+        return [
+            SourceState(each.pool.name, each.pool.endpoints.told, each.fleet.set_stats().last_error)
+            for each in self._pools
+        ]
+
+    def recording(self) -> RecordingState:
+        return self._pools.recording()
+
+    def ticket_of(self, x_request_id: str) -> str | None:
+        return self._pools.gate.request_ids.ticket(x_request_id)
 
     # -- what others read -------------------------------------------------------------------------
 
     def pools(self) -> list[PoolView]:
-        return [view(driver.scheduler, driver.now()) for driver in self._drivers.values()]
+        return [view(each.driver.scheduler, each.driver.now()) for each in self._pools]
+
+    def observers(self) -> list[PoolView]:
+        """Of what passes, and is looked at."""
+        observers = [each.driver.observer for each in self._pools]
+        return [view(each.scheduler, each.now()) for each in observers if each is not None]
+
+    def configuration_stats(self) -> ConfigurationStats:
+        revisions = self.revisions
+        return ConfigurationStats(
+            revision=revisions.revision,
+            overrides=len(revisions.overlay.settings),
+            file_good=revisions.file_error is None,
+            state_read_only=revisions.state.read_only,
+            expiries_failed=sum(bool(each.error) for each in revisions.expiries()),
+            outcomes=revisions.audit.outcomes,
+        )
 
     def flows(self, pool: str, most: int) -> list[FlowView]:
-        return flows(self._drivers[pool].scheduler, most)
+        return flows(self._pools.named(pool).driver.scheduler, most)
 
     def scrape_stats(self) -> list[ScrapeStats]:
-        return [stats for fleet in self._fleets for stats in fleet.scrape_stats()]
+        return [stats for each in self._pools for stats in each.fleet.scrape_stats()]
 
     def set_stats(self) -> list[EndpointSetStats]:
-        return [fleet.set_stats() for fleet in self._fleets]
+        return [each.fleet.set_stats() for each in self._pools]

@@ -66,7 +66,8 @@ class Control(Protocol):
         read), and nothing of it is in force.
 
         The result puts it in force, whole, within one turn of the event loop; it does not raise. To be called before
-        anything else is prepared, or not at all. Raises ConfigError with the faults, for what cannot be while it runs."""
+        anything else is prepared, or not at all. Raises ConfigError with the faults, for what cannot be while it
+        runs."""
 
     def running(self) -> Sequence[RunningPool]:
         """Pools by the order of the configuration, retiring ones last."""

@@ -11,6 +11,7 @@ from extproc import __version__
 _COMMANDS = {
     "bench": "extproc.cli.bench:bench",
     "check-config": "extproc.cli.check_config:check_config",
+    "ctl": "extproc.cli.ctl.main:ctl",
     "demo": "extproc.cli.demo:demo",
     "doctor": "extproc.cli.doctor:doctor",
     "envoy-config": "extproc.cli.envoy_config:envoy_config",

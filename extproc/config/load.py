@@ -2,45 +2,70 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Sequence
-from dataclasses import dataclass
+import hashlib
+import os
+import stat
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from extproc.config.faults import ConfigError, Fault, path_text
+from extproc.config.faults import Path as Place
 from extproc.config.model import Config
+from extproc.config.schema import keys, meant, step
+
+__all__ = ["ConfigError", "Fault", "FileData", "from_data", "load", "parse", "parse_data", "read_file"]
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """What is wrong with a part of the configuration."""
+class FileData:
+    """What a file holds, before anything is said about whether it can be used."""
 
-    path: str  # "classes.batch.queue_timeout", "pools.llama.window.max_tpot"; empty: the whole, or several
-    message: str
+    path: Path | None  # None: there is no file
+    data: dict[str, Any]  # to be left as it is
+    sha256: str  # of the bytes, in hex
+    loaded_at: float = field(default_factory=time.time)  # seconds since 1970
 
-
-class ConfigError(Exception):
-    """The configuration cannot be used. The message has a line per fault: where, what, and what was meant."""
-
-    def __init__(self, message: str, faults: Sequence[Fault] = ()) -> None:
-        super().__init__(message)
-        self.faults = tuple(faults)
+    @classmethod
+    def of(cls, data: dict[str, Any]) -> FileData:
+        """Without a file."""
+        return cls(None, data, hashlib.sha256(yaml.safe_dump(data, sort_keys=False).encode()).hexdigest())
 
 
 def load(path: Path) -> Config:
     """Read and validate the file. Raises ConfigError."""
+    return from_data(read_file(path).data, str(path))
+
+
+def read_file(path: Path) -> FileData:
+    """Read the file, without validating what it holds. Raises ConfigError."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        with path.open("rb") as file:
+            before = os.fstat(file.fileno())
+            content = file.read(_LARGEST + 1)
+            after = os.fstat(file.fileno())
+        text = content.decode("utf-8-sig")
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a path that no system has
         raise ConfigError(f"{path}: cannot be read: {error}") from error
-    return parse(text, str(path))
+    if len(content) > _LARGEST:
+        raise ConfigError(f"{path}: is larger than {_LARGEST // 1024**2} MiB")
+    if stat.S_ISREG(after.st_mode) and (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size):
+        raise ConfigError(f"{path}: was written to while it was read; write a new file and rename it")
+    return FileData(path, parse_data(text, str(path)), hashlib.sha256(content).hexdigest())
 
 
 def parse(text: str, name: str = "configuration") -> Config:
     """Validate the text of a file. Raises ConfigError."""
+    return from_data(parse_data(text, name), name)
+
+
+def parse_data(text: str, name: str = "configuration") -> dict[str, Any]:
+    """What the text of a file holds, without validating it. Raises ConfigError."""
     try:
         data = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader that refuses duplicate keys
     # ValueError: 2026-99-99 has the form of a date; the others: a tag such as !!int before what is none
@@ -51,23 +76,43 @@ def parse(text: str, name: str = "configuration") -> Config:
     if not isinstance(data, dict):
         found = "nothing" if data is None else type(data).__name__
         raise ConfigError(f"{name}: expected a mapping with at least the key pools, found {found}")
-    return from_data(data, name)
+    return data
 
 
-def from_data(data: dict[str, Any], name: str = "configuration") -> Config:
+def from_data(data: Mapping[str, Any], name: str = "configuration") -> Config:
     """Validate what a file holds. Raises ConfigError."""
     try:
         return Config.model_validate(data)
     except ValidationError as error:
-        lines = [f"{name}: {_line(fault)}" for fault in error.errors()]
-        raise ConfigError("\n".join(lines)) from error
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        lines = [f"{name}: {_line(each)}" for each in found[:_MOST_FAULTS]]
+        faults = [_fault(each, data) for each in found[:_MOST_FAULTS]]
+        if len(found) > _MOST_FAULTS:
+            faults.append(Fault("", f"and {len(found) - _MOST_FAULTS} more faults"))
+            lines.append(f"{name}: {faults[-1].message}")
+        raise ConfigError("\n".join(lines), faults) from error
 
 
+_MOST_LEVELS = 64
+_LARGEST = 64 * 1024**2  # bytes
+_LONGEST_MESSAGE = 1000  # characters
+_MOST_FAULTS = 100  # more are of one cause
 _MERGE = "tag:yaml.org,2002:merge"  # the key <<
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML takes the last of two equal keys in silence; here that is an error."""
+    """YAML takes the last of two equal keys in silence; here that is an error. And nesting has a bound of its own,
+    since what may follow it down is deeper in the stack at times."""
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._depth += 1
+        if self._depth > _MOST_LEVELS:
+            raise RecursionError
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[object] = set()
@@ -84,43 +129,73 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _line(fault: Any) -> str:
-    where = ".".join(str(part) for part in fault["loc"])
-    if fault["type"] == "extra_forbidden":
-        key, known = str(fault["loc"][-1]), _keys_at(fault["loc"][:-1])
-        close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-        meant = f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
-        return f"{where}: unknown key; {meant}"
-    if fault["type"] == "missing":
-        return f"{where}: is missing"
-    message = fault["msg"].removeprefix("Value error, ")
-    return f"{where}: {message}" if where else message
+def _refuse(_: yaml.SafeLoader, node: yaml.Node) -> None:
+    raise yaml.constructor.ConstructorError(None, None, f"{node.tag} has no place here", node.start_mark)
+
+
+# What these make is no data that JSON has too, and pydantic would take some of it for lists and texts.
+for _tag in ("binary", "omap", "pairs", "set"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _refuse)
+
+
+def _line(error: Any) -> str:
+    """Pools by their place in the list, as the reader of a file counts them."""
+    where = ".".join(str(part) for part in error["loc"])
+    return f"{where}: {_message(error)}" if where else _message(error)
+
+
+def _fault(error: Any, data: Mapping[str, Any]) -> Fault:
+    message = _message(error)
+    path, message = (_named_path(error["loc"], data), message) if error["loc"] else _said_place(message, data)
+    return Fault(path_text(path), message)
+
+
+def _named_path(loc: tuple[str | int, ...], data: Mapping[str, Any]) -> Place:
+    """Pools by name, where they have one."""
+    parts = [str(part) for part in loc]
+    if loc[0] == "pools" and len(loc) > 1:
+        try:
+            name = data["pools"][loc[1]]["name"]
+        except (LookupError, TypeError):
+            name = None
+        parts[1] = name if isinstance(name, str) else parts[1]
+    return tuple(parts)
+
+
+def _said_place(message: str, data: Mapping[str, Any]) -> tuple[Place, str]:
+    """What is wrong with several sections together has no place but the one that its message begins with:
+    "tenants: acme: ..."."""
+    section, colon, rest = message.partition(": ")
+    if not colon or section not in keys(Config):
+        return (), message
+    found = data.get(section)
+    names = {
+        "tenants": list(found) if isinstance(found, dict) else [],
+        "pools": [pool.get("name") for pool in found if isinstance(pool, dict)] if isinstance(found, list) else [],
+    }.get(section, [])
+    begins = [name for name in names if isinstance(name, str) and rest.startswith(f"{name}: ")]
+    if begins:
+        name = max(begins, key=len)
+        return (section, name), rest.removeprefix(f"{name}: ")
+    place, colon, more = rest.partition(": ")
+    if section == "identity" and colon and " " not in place:
+        return (section, *place.split(".")), more
+    return (section,), rest
+
+
+def _message(error: Any) -> str:
+    loc = error["loc"]
+    if error["type"] == "extra_forbidden":
+        return f"unknown key; {meant(str(loc[-1]), _keys_at(loc[:-1]))}"
+    if error["type"] == "missing":
+        return "is missing"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return message if len(message) <= _LONGEST_MESSAGE else message[:_LONGEST_MESSAGE] + "..."
 
 
 def _keys_at(loc: tuple[str | int, ...]) -> list[str]:
     """The keys that the section at `loc` knows."""
     annotation: Any = Config
     for part in loc:
-        annotation = _step(annotation, part)
-    section = _section(annotation)
-    return [] if section is None else list(_fields(section))
-
-
-def _step(annotation: Any, part: str | int) -> Any:
-    """What stands at `part` of a section, list or mapping."""
-    if get_origin(annotation) in (list, dict):
-        return get_args(annotation)[-1]
-    section = _section(annotation)
-    return None if section is None else _fields(section).get(str(part))
-
-
-def _section(annotation: Any) -> type[BaseModel] | None:
-    """The section itself, or inside Optional[...]."""
-    for each in (annotation, *get_args(annotation)):
-        if isinstance(each, type) and issubclass(each, BaseModel):
-            return each
-    return None
-
-
-def _fields(section: type[BaseModel]) -> dict[str, Any]:
-    return {field.alias or name: field.annotation for name, field in section.model_fields.items()}
+        annotation = step(annotation, part)
+    return keys(annotation)

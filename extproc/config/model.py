@@ -3,7 +3,8 @@ the root of the project for all of them with comments."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections import Counter
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -12,9 +13,10 @@ from extproc.config.identity import Identity
 from extproc.config.recording import Recording
 from extproc.config.requests import Requests
 from extproc.config.scheduling import ALL, NAME, Class, Pool, Tenant, check_tree
+from extproc.config.schema import meant
 from extproc.config.section import Section
 from extproc.config.served import Served
-from extproc.config.units import HostPort, ListenAddress, Seconds
+from extproc.config.units import HostPort, ListenAddress, Seconds, shown
 from extproc.core.model import PoolPolicy
 from extproc.core.policy_check import check_policy
 
@@ -82,9 +84,9 @@ class Config(Section):
             self._known_class(place, name)
         check_tree(self.tenants, self.identity.separator)
         names = [pool.name for pool in self.pools]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"pools: two are named {name!r}")
+        twice = next((name for name, count in Counter(names).items() if count > 1), None)
+        if twice is not None:
+            raise ValueError(f"pools: two are named {twice!r}")
         Served(self.pools)
         self._balanced_together()
         for pool in self.pools:
@@ -111,7 +113,7 @@ class Config(Section):
 
     def _known_class(self, where: str, name: str) -> None:
         if name not in self.classes:
-            raise ValueError(f"{where}: there is no class {name!r}; there are {', '.join(self.classes)}")
+            raise ValueError(f"{where}: there is no class {shown(name)}; {meant(name, self.classes, 'there are ')}")
 
     def tenant(self, name: str) -> Tenant:
         """The settings of a tenant: its own, else those of its siblings ("acme/*"), else of "*", else the defaults."""
@@ -138,10 +140,10 @@ def _engines(pool: Pool) -> tuple[object, ...]:
 
 
 _DEFAULT_TENANT = Tenant()
-_CLASSES: dict[str, Class] = {
-    "interactive": Class(rank=0, priority=0),
-    "default": Class.model_validate({"rank": 1, "priority": 1_000_000, "queue_timeout": "5m"}),
-    "batch": Class.model_validate(
-        {"rank": 2, "priority": 2_000_000, "queue_timeout": "3500s", "max_waiting": 0, "min_share": 0.02}
-    ),
+# as a file would have them
+DEFAULT_CLASSES: dict[str, dict[str, Any]] = {
+    "interactive": {"rank": 0, "priority": 0},
+    "default": {"rank": 1, "priority": 1_000_000, "queue_timeout": "5m"},
+    "batch": {"rank": 2, "priority": 2_000_000, "queue_timeout": "3500s", "max_waiting": 0, "min_share": 0.02},
 }
+_CLASSES: dict[str, Class] = {name: Class.model_validate(cls) for name, cls in DEFAULT_CLASSES.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -28,6 +29,12 @@ class Recording(Section):
         if value < _LEAST:
             raise ValueError("must be at least 64KiB: every file begins with the pool's whole policy")
         return value
+
+    def present(self, pools: Iterable[str]) -> list[Path]:
+        """Files of an earlier recording of the same name. A new one puts them aside, and drops what is more than
+        `keep`: to begin one in mid-life, ask for another name. Raises OSError where nobody may look."""
+        paths = [path for path in map(self.file_of, pools) if path is not None]
+        return [path for path in paths if path.exists() or path.with_name(f"{path.name}.1").exists()]
 
     def file_of(self, pool: str) -> Path | None:
         """Each pool has a file of its own: `traffic.jsonl.gz` is `traffic.<pool>.jsonl.gz`. None: recording is off."""

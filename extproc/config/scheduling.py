@@ -36,6 +36,7 @@ ALL = "*"
 _HEADER = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110's token, in lower case
 # Envoy gives up on a silent processor after 3600 s at most (ext_proc message_timeout).
 _LONGEST_HOLD_S = 3500.0
+_LEAST_WEIGHT, _MOST_WEIGHT = 1e-6, 1e6
 
 Share = Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0.0, le=1e12, allow_inf_nan=False)]
@@ -126,14 +127,18 @@ class Tenant(Section):
     @field_validator("weight", "boost")
     @classmethod
     def _sane(cls, value: float) -> float:
-        if not 1e-6 <= value <= 1e6 or math.isnan(value):
+        if not _LEAST_WEIGHT <= value <= _MOST_WEIGHT or math.isnan(value):
             raise ValueError("must be between 0.000001 and 1000000")
         return value
 
     @model_validator(mode="after")
-    def _burst_of_a_rate(self) -> Tenant:
+    def _of_each_other(self) -> Tenant:
         if self.rate_burst and self.rate is None:
             raise ValueError("rate_burst means nothing without a rate")
+        if not _LEAST_WEIGHT <= self.weight * self.boost <= _MOST_WEIGHT:
+            raise ValueError(
+                f"weight times boost must be between 0.000001 and 1000000, and is {self.weight * self.boost:g}"
+            )
         return self
 
     def policy(self) -> TenantPolicy:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+
+_LARGEST = 1e16  # of the numbers in `core.policy_check`
 
 
 class Section(BaseModel):
@@ -14,9 +17,12 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _switch(cls, value: object, info: ValidationInfo) -> object:
-        """YAML reads yes, no, on and off as true and false, and pydantic would take those for the numbers 1 and 0."""
+    def _meant(cls, value: object, info: ValidationInfo) -> object:
+        """YAML reads yes, no, on and off as true and false, and pydantic would take those for the numbers 1 and 0. And
+        it has numbers of any length, which the scheduler refuses without knowing their place in the file."""
         if not isinstance(value, bool):
+            if isinstance(value, int | float) and _LARGEST < abs(value) < math.inf:
+                raise ValueError(f"must be a number of at most {_LARGEST:g}")
             return value
         kind = cls.model_fields[info.field_name or ""].annotation
         if kind is bool:

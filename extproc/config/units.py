@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 import socket
+from decimal import Decimal
 from typing import Annotated
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, PlainSerializer
 
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h)\s*$", re.ASCII)
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -57,6 +58,22 @@ def _size(value: object) -> int:
     return int(match[1]) * _BYTES[match[2]]
 
 
+def written_duration(seconds: float) -> str:
+    """In the largest unit that gives a whole number; where none does, in seconds with all their digits. Reading it
+    gives the same float."""
+    for unit in ("h", "m", "s", "ms"):
+        number = round(seconds / _SECONDS[unit])
+        if number * _SECONDS[unit] == seconds and (number or unit == "s"):
+            return f"{number}{unit}"
+    return f"{Decimal(repr(seconds)):f}s"
+
+
+def written_size(size: int) -> str:
+    """In the largest unit that gives a whole number."""
+    unit = next((unit for unit in ("GiB", "MiB", "KiB") if size and size % _BYTES[unit] == 0), "B")
+    return f"{size // _BYTES[unit]}{unit}"
+
+
 def _address(value: object) -> tuple[str, int] | None:
     """Host, in brackets where it is IPv6, and port; None where it has not that form."""
     match = _HOST_PORT.match(value) if isinstance(value, str) else None
@@ -100,8 +117,8 @@ def _listen_address(value: object) -> str:
     raise ValueError(f"expected host:port, like 127.0.0.1:50052, or unix:/run/fairlane/admin.sock, not {shown(value)}")
 
 
-Seconds = Annotated[float, BeforeValidator(_duration)]
-Bytes = Annotated[int, BeforeValidator(_size)]
+Seconds = Annotated[float, BeforeValidator(_duration), PlainSerializer(written_duration, when_used="json-unless-none")]
+Bytes = Annotated[int, BeforeValidator(_size), PlainSerializer(written_size, when_used="json-unless-none")]
 HostPort = Annotated[str, BeforeValidator(_host_port)]
 ListenAddress = Annotated[str, BeforeValidator(_listen_address)]  # host:port, or unix:path
 IpPort = Annotated[str, BeforeValidator(ip_port)]

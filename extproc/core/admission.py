@@ -143,14 +143,14 @@ def expired(scheduler: Scheduler, request: Request, now: float) -> Refuse:
     limit = f"class {request.cls!r} allows {timeout:g} s (queue_timeout of the class)"
     if request.timeout_s < timeout:
         limit = f"the request itself allows {request.timeout_s:g} s"
-    since = scheduler.absent_since
-    if scheduler.paused:
-        message = f"{waited} while pool {scheduler.policy.name!r} is paused (traffic of the pool), and {limit}"
+    pool, since = scheduler.policy, scheduler.absent_since
+    by_pool = since is not None and request.expires_at < request.deadline
+    if scheduler.paused and not by_pool:
+        message = f"{waited} while pool {pool.name!r} is paused (traffic of the pool), and {limit}"
         return refuse(request, Reason.PAUSED, wait, now, message)
     if since is None:
         return refuse(request, Reason.QUEUE_TIMEOUT, wait, now, f"{waited}, and {limit}")
-    pool = scheduler.policy
-    if request.expires_at < request.deadline:
+    if by_pool:
         limit = f"the pool allows {pool.no_endpoint_timeout_s:g} s (no_endpoint_timeout of the pool)"
     there = [w for w in scheduler.windows.values() if not w.removed]
     did = "answered and made progress" if any(w.stance(now) is Stance.STALLED for w in there) else "answered"
@@ -171,7 +171,7 @@ def _hopeless(scheduler: Scheduler, request: Request, cls: ClassQueue, now: floa
     ready_at = now
     for path in request.path:
         bucket = scheduler.buckets.get(path)
-        if bucket is not None:
+        if bucket is not None and scheduler.policy.tenant(path).rate is not None:  # else it is of a rate that is gone
             ready_at = max(ready_at, bucket.ready_at)
     if ready_at - now > left:
         message = (
@@ -179,7 +179,8 @@ def _hopeless(scheduler: Scheduler, request: Request, cls: ClassQueue, now: floa
             f"and its request may wait for {left:.1f} s (rate of the tenant)"
         )
         return refuse(request, Reason.RATE_LIMIT, ready_at - now, now, message)
-    if cls.policy.fail_fast and scheduler.queued:
+    # While the pool is paused nobody knows how long it will be: the rate is that of another time.
+    if cls.policy.fail_fast and scheduler.queued and not scheduler.paused:
         wait = expected_s(scheduler, request, now)
         if wait is not None and wait > left:
             message = (

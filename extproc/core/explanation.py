@@ -109,7 +109,7 @@ def explain(scheduler: Scheduler, request_id: str, now: float) -> Explanation | 
 def _past(request: Request, now: float) -> Explanation:
     told, then = f"it is with {request.endpoint} since {now - request.released_at:.1f} s", "its answer ends"
     if request.evicted:
-        told, then = f"{told}, and has been evicted for a request of a higher class", "its stream ends"
+        told, then = f"{told}, and has been evicted, for a higher class or by an operator", "its stream ends"
     if request.state not in INSIDE:
         told, then = "its answer is over; its token count has not come yet", "its token count comes, or is given up"
     waited = request.released_at - request.arrival

@@ -50,12 +50,12 @@ _AGAIN_S = 0.1  # a look in vain costs O(inside): the next one for the same requ
 class Preemption:
     """Of one pool."""
 
-    __slots__ = ("_in_vain", "_in_vain_until", "_ready_at", "candidates", "leaving")
+    __slots__ = ("_evicted_at", "_in_vain", "_in_vain_until", "_ready_at", "candidates", "leaving")
 
     def __init__(self) -> None:
         self.candidates: dict[str, Request] = {}  # in the order of their releases
         self.leaving: dict[str, Request] = {}  # evicted, and inside still
-        self._ready_at = -math.inf  # when the next eviction may be
+        self._evicted_at = self._ready_at = -math.inf  # the last eviction; when the next may be
         self._in_vain: Request | None = None  # evicting for it would not have helped
         self._in_vain_until = 0.0
 
@@ -74,7 +74,9 @@ class Preemption:
         self.leaving.pop(request.id, None)
 
     def rebuild(self, scheduler: Scheduler) -> None:
-        """The policy is another."""
+        """The policy is another: also the pace of evictions, and what was looked at in vain."""
+        self._ready_at = self._evicted_at + 1.0 / scheduler.policy.preempt_per_s
+        self._in_vain = None
         inside = [r for r in scheduler.requests.values() if r.state in INSIDE]
         inside.sort(key=lambda r: r.released_as)
         self.candidates = {}
@@ -89,7 +91,7 @@ class Preemption:
         if found is None:
             return None
         victim, turn = found
-        self._ready_at = now + 1.0 / scheduler.policy.preempt_per_s
+        self._evicted_at, self._ready_at = now, now + 1.0 / scheduler.policy.preempt_per_s
         waited = now - turn.request.arrival
         message = (
             f"a request of class {turn.cls.policy.name!r} has waited for {waited:.1f} s (its preempt_after), "

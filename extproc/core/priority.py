@@ -31,3 +31,10 @@ class PriorityWay:
     header: bool = False  # X-Vllm-Priority
     body: bool = False  # the member `priority` of the JSON body
     high_first: bool = False  # it runs the highest number first: the number is told with its sign turned round
+
+    @property
+    def via(self) -> str:
+        """In a word: header, body, both, or none."""
+        if self.header:
+            return "both" if self.body else "header"
+        return "body" if self.body else "none"

@@ -16,7 +16,7 @@ A record without `effects` had none. `raised`: the scheduler failed on this even
 
 One life of a scheduler is a `run`. Its files are `part` 1, 2, ...: a file that has grown to its size is put aside and
 the next begins with a header of its own. Only a run from part 1 on can be played exactly. Any part can be read as
-traffic.
+traffic. A recording that was begun in mid-life is a run of its own without part 1.
 
 Policies are written in full, so that a default that changes with a version does not change an old recording. Fields of
 events that have their default are left out; those defaults all mean "nothing".

@@ -9,7 +9,9 @@ The slot of a request is free when its stream ends (`End`); its cost is final wh
 estimate after `usage_grace_s`. No timer touches a slot.
 
 A policy may change at any time (`Reconfigure`). What waits stays, whatever the new limits are, and waits by
-the new timeouts; a class that is gone takes nothing more in and drains.
+the new timeouts; a class that is gone takes nothing more in and drains. What the change opens goes within the event.
+Its `traffic` says whether anything is released (paused: nothing, whatever happens, and nothing is evicted) or taken in
+(draining: nothing). An operator may take one request back (`Cancel`), wherever it is.
 
 Parts: `policy_check` (what it may be told), `admission` (who may wait), `fair_queue` (order between tenants),
 `class_queue` (order between classes), `dispatch` (whose turn, where to), `windows` (is there room), `preemption` (who
@@ -435,6 +437,8 @@ class Scheduler:
 
     def _reconfigure(self, event: Reconfigure, now: float, _: list[Effect]) -> None:
         policy_change.change(self, event.policy, now)
+        self._endpoints_changed = True  # whether one hangs is a question of the policy
+        self._note_pauses(now)
 
     # -- time -------------------------------------------------------------------------------------
 

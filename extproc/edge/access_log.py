@@ -10,11 +10,11 @@ from google.protobuf.message import DecodeError
 
 from extproc.core.model import Pick
 from extproc.edge import usage
-from extproc.edge.driver import PoolDriver
 from extproc.edge.gate import Gate
 from extproc.edge.lenient import log_entries
 from extproc.edge.recorder import Recorder
 from extproc.edge.request_ids import AMBIGUOUS
+from extproc.edge.scheduler_driver import SchedulerDriver
 from extproc.edge.tracking import Tracking
 from extproc.pb.wire.v1 import access_log_pb2
 
@@ -73,7 +73,7 @@ class AccessLog:
         driver.usage(said.usage)
         self._tracking.over(ticket)
 
-    def _ignored(self, driver: PoolDriver, named: str | None, used: str) -> None:
+    def _ignored(self, driver: SchedulerDriver, named: str | None, used: str) -> None:
         """Envoy sent a request to `used` in place of `named`."""
         self._recorder.choice_ignored(driver.name)
         now = driver.now()
@@ -89,7 +89,7 @@ class AccessLog:
             )
 
 
-def _named(driver: PoolDriver, ticket: str) -> str | None:
+def _named(driver: SchedulerDriver, ticket: str) -> str | None:
     """The endpoint that Envoy was told; None: none, or it is not known any more."""
     scheduler = driver.scheduler
     request = scheduler.requests.get(ticket)

@@ -18,7 +18,9 @@ class Tape(Protocol):
         """Nothing more comes."""
 
 
-class Recorder(Protocol):
+class SchedulerRecorder(Protocol):
+    """Of one scheduler on the event loop."""
+
     def effects(self, pool: str, effects: list[Effect]) -> None:
         """What the scheduler decided."""
 
@@ -28,9 +30,22 @@ class Recorder(Protocol):
     def handed_over(self, pool: str) -> None:
         """A held request was let go, unanswered, for another replica to take."""
 
+    def refused(self, reason: str) -> None:
+        """A request was refused, and no effect of a scheduler says so."""
+
+    def fault(self, where: str) -> None:
+        """Something inside Fairlane went wrong."""
+
+
+class Recorder(SchedulerRecorder, Protocol):
     def passed(self, why: str) -> None:
-        """A request went through untouched: `unknown_model`, `not_placed`, `not_queued`, `untracked`, `observed`,
-        `fault`; or it was given up while its body was being read: `unread`."""
+        """A request went through untouched: `unknown_model`, `not_placed`, `not_queued`, `untracked`, `observed` (Envoy
+        does not wait for answers), `fault`; `off` or `observe` by the mode of its pool, `mode` where it was held when
+        that changed; or its body was not read to the end: `unread`."""
+
+    def observed(self, pool: str, cls: str, outcome: str, waited_s: float, priority: int | None = None) -> None:
+        """What would have become of a request that passed, see `observer`; `priority`: that its engine would have been
+        told."""
 
     def untracked(self) -> None:
         """A request was released, and no second stream came to follow it (profile strict)."""
@@ -38,14 +53,8 @@ class Recorder(Protocol):
     def body_edit(self, outcome: str) -> None:
         """A body was to be edited: `edited` here, or it stayed as it was, being `compressed` or `no_object`."""
 
-    def refused(self, reason: str) -> None:
-        """A request was refused before it reached a scheduler."""
-
     def clamped(self) -> None:
         """A request asked for a class that it may not use."""
-
-    def fault(self, where: str) -> None:
-        """Something inside Fairlane went wrong."""
 
     def choice_ignored(self, pool: str) -> None:
         """Envoy sent a request to another endpoint than the one that it was told."""

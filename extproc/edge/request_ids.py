@@ -1,8 +1,8 @@
-"""Envoy's request ids, for access-log entries without a ticket.
+"""Envoy's request ids, for access-log entries and streams without a ticket.
 
-A log that does not name the ticket header still has the request id. But a client may choose it (`x-request-id`), and
-two requests can share one: then neither is meant. An id is kept for as long as its request runs, and for `_LATE_S`
-after it.
+A log that does not name the ticket header still has the request id; and a request that passes has no ticket. But a
+client may choose the id (`x-request-id`), and two requests can share one: then neither is meant. An id is kept for as
+long as its request runs, and for `_LATE_S` after it.
 """
 
 from __future__ import annotations

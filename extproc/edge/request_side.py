@@ -67,7 +67,8 @@ class Buffer:
     queue before it is whole: without a limit a few hundred clients that never end theirs would fill the memory, and
     without shares those of one tenant would leave nothing to the others."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: Callable[[], int]) -> None:
+        """`most`: bytes, by the configuration in force."""
         self._most = most
         self._of: dict[str, int] = {}  # tenant -> bytes
         self.used = 0  # bytes
@@ -75,7 +76,8 @@ class Buffer:
     def take(self, tenant: str, more: int) -> None:
         """Half of it is the most for one tenant. Raises BufferFullError, and takes nothing."""
         mine = self._of.get(tenant, 0) + more
-        if self.used + more > self._most or mine > self._most // 2:
+        most = self._most()
+        if self.used + more > most or mine > most // 2:
             raise BufferFullError
         self._of[tenant] = mine
         self.used += more
@@ -93,7 +95,7 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    max_body: int  # bytes
+    max_body: Callable[[], int]  # bytes, by the configuration in force
     buffer: Buffer
     tenant_of: Callable[[Facts], str]
 
@@ -197,7 +199,7 @@ class AtBody:
         self._tenant = self._limits.tenant_of(facts)
         self._limits.buffer.take(self._tenant, len(body))
         self._body, self._taken = body, len(body)
-        if len(body) > self._limits.max_body:
+        if len(body) > self._limits.max_body():
             raise TooLargeError(f"the body has {len(body)} bytes")
         return facts_of.with_body(facts, body)
 
@@ -251,12 +253,12 @@ class Duplex:
             kind = message.WhichOneof("request") or ""
             if kind == "request_body":
                 piece = message.request_body.body
+                self._body += piece  # first: should there be no room, it may have to be given back all the same
+                self._ended = message.request_body.end_of_stream
                 self._limits.buffer.take(self._tenant, len(piece))
                 self._taken += len(piece)
-                self._body += piece
-                self._ended = message.request_body.end_of_stream
                 self._exchange.replayable = len(self._body) <= _REPLAYED_BYTES
-                if len(self._body) > self._limits.max_body:
+                if len(self._body) > self._limits.max_body():
                     raise TooLargeError(f"the body has more than {len(self._body)} bytes")
             elif kind == "request_trailers":
                 self._ended = self._trailers = True

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 
 import grpc
 import structlog
@@ -30,6 +31,7 @@ from extproc.edge.exchange import Context, Exchange
 from extproc.edge.facts import Facts
 from extproc.edge.gate import Deny, Gate, Pass, Queue
 from extproc.edge.lenient import request_message
+from extproc.edge.observer import Observer
 from extproc.edge.recorder import Recorder
 from extproc.edge.replies import refuse
 from extproc.edge.request_side import (
@@ -58,6 +60,7 @@ from extproc.pb.wire.v1 import ext_proc_pb2
 
 log = structlog.get_logger()
 
+_REQUEST_ID = "x-request-id"
 _SILENCE_S = 60.0  # a stream that has said nothing for so long is closed
 
 
@@ -71,11 +74,8 @@ class ExternalProcessor:
         self._held: dict[asyncio.Future[Outcome], Exchange] = {}
         self._ends: set[asyncio.Future[None]] = set()  # of streams that are only waited out
         self._letting_go: Interrupted | None = None
-        requests = gate.config.requests
-        # Envoy's Lua filter then gives each body that nothing is said of a priority of its own: right where nobody was
-        # asked, wrong where none is to be told.
-        self._lua_appends = any(pool.priority_via in ("body", "both") for pool in gate.config.pools)
-        self._limits = Limits(requests.max_body, Buffer(requests.max_buffered), gate.tenant_of)
+        buffer = Buffer(lambda: gate.rules.config.requests.max_buffered)
+        self._limits = Limits(lambda: gate.rules.config.requests.max_body, buffer, gate.tenant_of)
         self._silence = Silence(_SILENCE_S, self._hang_up)
         self._hanging_up: set[asyncio.Task[None]] = set()
         self.open = 0  # streams
@@ -109,9 +109,9 @@ class ExternalProcessor:
             elif TRACK in shape.words:
                 await self._track(exchange, message)
             else:
-                facts = facts_of.read(message, self._gate.headers)
+                facts = facts_of.read(message, self._gate.rules.headers)
                 side = side_of(exchange, message, facts, self._recorder, self._limits)
-                stays = await self._serve(exchange, side, facts)
+                stays = await self._serve(exchange, side, facts, message)
             # It ends here and not further in, since most streams are cancelled: each coroutine on the way out costs.
             if stays and shape.quiet and exchange.reader is None and unread is None:
                 await self._end()
@@ -156,8 +156,10 @@ class ExternalProcessor:
     async def _track(self, exchange: Exchange, message: ext_proc_pb2.ProcessingRequest) -> None:
         """The second stream of a request, after the one that held it."""
         exchange.answered = True
-        ticket = headers_of(message.request_headers, (TICKET,)).get(TICKET, "")
-        place = self._tracking.claim(ticket)
+        headers = headers_of(message.request_headers, (TICKET, _REQUEST_ID))
+        place = self._tracking.claim(headers.get(TICKET, ""))
+        if place is None and TICKET not in headers:
+            place = self._tracking.claim_observed(headers.get(_REQUEST_ID, ""))
         if place is None:
             self._recorder.passed("untracked")
         else:
@@ -165,20 +167,25 @@ class ExternalProcessor:
             self._released(exchange, place)
         await exchange.write(go_on("request_headers") or b"")
 
-    async def _serve(self, exchange: Exchange, side: RequestSide, facts: Facts) -> bool:
+    async def _serve(
+        self, exchange: Exchange, side: RequestSide, facts: Facts, first: ext_proc_pb2.ProcessingRequest
+    ) -> bool:
         """Until the request was let go or answered. Whether its stream is to be followed to its end."""
         gate = self._gate
+        rules = gate.rules
         if not gate.queues(facts):
             self._recorder.passed("not_queued")
             await side.pass_on()
             return True
         try:
             complete = await side.facts(facts)
-        except TooLargeError as error:
-            await self._refuse(exchange, gate.too_large(str(error)))
-            return False
-        except BufferFullError:
-            await self._refuse(exchange, gate.buffer_full())
+        except (TooLargeError, BufferFullError) as error:
+            if not gate.rules.enforces:
+                self._recorder.passed("unread")
+                await side.pass_on()
+                return True
+            full = isinstance(error, BufferFullError)
+            await self._refuse(exchange, gate.buffer_full() if full else gate.too_large(str(error)))
             return False
         except asyncio.CancelledError:
             self._recorder.passed("unread")
@@ -187,7 +194,11 @@ class ExternalProcessor:
             self._recorder.passed("unread")
             exchange.answered = True
             return True
+        if gate.rules is not rules:  # another configuration while the body came; it may go by other headers
+            complete = replace(complete, headers=headers_of(first.request_headers, gate.rules.headers))
         match gate.decide(complete, exchange.context.peer(), FIRST_BYTE in exchange.shape.words):
+            case Queue(driver=Observer() as observer) as place:
+                return await self._observe(exchange, side, place, observer)
             case Queue() as place:
                 return await self._queue(exchange, side, place, complete)
             case Pass(why):
@@ -197,6 +208,19 @@ class ExternalProcessor:
             case Deny() as deny:
                 await self._refuse(exchange, deny)
                 return False
+
+    async def _observe(self, exchange: Exchange, side: RequestSide, place: Queue, observer: Observer) -> bool:
+        """It passes as it came, and beside that it is found out what would have become of it. Whether the stream is to
+        be followed to its end."""
+        self._recorder.passed("observe")
+        observer.watch(place.event)
+        if HOLD in exchange.shape.words:
+            self._tracking.expect(place)
+            await side.pass_on()
+            return False
+        exchange.place = place
+        await side.pass_on()
+        return True
 
     async def _refuse(self, exchange: Exchange, deny: Deny) -> None:
         self._recorder.refused(deny.reason.code)
@@ -234,6 +258,9 @@ class ExternalProcessor:
             case Interrupted.DRAINING:
                 exchange.interrupted = outcome
                 await exchange.answer(refuse(Reason.DRAINING, "this gateway is shutting down (shutdown.held)", 1))
+            case Interrupted.PASSED:
+                await side.pass_on()
+                return True
             case Interrupted.LEFT:
                 exchange.answered = True
                 self._close(exchange)
@@ -252,6 +279,17 @@ class ExternalProcessor:
             if not waiter.done():
                 waiter.set_result(self._way_out(exchange))
 
+    def let_pass(self, pool: str) -> None:
+        """Let go whatever is held in `pool` and would not be by the configuration in force. It passes as it came."""
+        for waiter, exchange in list(self._held.items()):
+            place = exchange.place
+            if place is None or place.pool.name != pool or waiter.done() or exchange.gone or self._gate.holds(place):
+                continue  # gone: its stream is about to say so
+            waiter.set_result(Interrupted.PASSED)
+            exchange.interrupted = Interrupted.PASSED
+            self._recorder.passed("mode")
+            self._close(exchange)
+
     def _way_out(self, exchange: Exchange) -> Interrupted:
         handed_over = self._letting_go is Interrupted.HANDED_OVER and exchange.replayable
         return Interrupted.HANDED_OVER if handed_over else Interrupted.DRAINING
@@ -266,11 +304,13 @@ class ExternalProcessor:
             del self._held[waiter]
 
     def _released(self, exchange: Exchange, place: Queue) -> None:
-        if place.driver.evicts or place.driver.has_evicted(place.event.id):
+        """It may have to leave: for a more urgent class, or because an operator says so."""
+        if not place.observed:
             place.driver.on_evict(place.event.id, exchange.evict)
 
     def _grant(self, verdict: Release, place: Queue, facts: Facts) -> Grant:
-        ways, wait_ms = self._gate.ways[place.pool.name], verdict.waited_s * 1000
+        rules = self._gate.rules
+        ways, wait_ms = rules.ways.get(place.pool.name, place.ways), verdict.waited_s * 1000
         headers = {
             TICKET: verdict.id,
             CLASS: verdict.cls,
@@ -294,7 +334,7 @@ class ExternalProcessor:
         edit = b""
         if way.body or place.usage_injected or place.model is not None:
             edit = members(told if way.body else None, place.usage_injected, place.model)
-        untouched = self._lua_appends and not (way.header or way.body)
+        untouched = rules.lua_appends and not (way.header or way.body)
         return Grant(headers, remove, address, edit, facts.compressed, untouched)
 
     async def _follow(
@@ -342,7 +382,7 @@ class ExternalProcessor:
 
     async def _fail(self, exchange: Exchange, side: RequestSide | None) -> None:
         """A fault of ours: by configuration the request passes as it came, or is refused."""
-        if self._gate.config.on_fault == "reject":
+        if self._gate.rules.config.on_fault == "reject":
             self._recorder.refused(Reason.FAULT.code)
             await exchange.answer(refuse(Reason.FAULT, "Fairlane failed on this request (on_fault: reject)", 1))
             return

@@ -47,6 +47,18 @@ class EndpointSetStats:
     last_error: str | None = None  # cause and cure, where it could not be read at last
 
 
+@dataclass(frozen=True, slots=True)
+class ConfigurationStats:
+    """What the service runs by, as far as metrics tell."""
+
+    revision: int
+    overrides: int  # settings of the overlay
+    file_good: bool  # False: the file as it is now cannot be used, and the one before it goes on
+    state_read_only: bool  # nothing can be changed live
+    expiries_failed: int  # temporary settings that are over, and could not be undone
+    outcomes: Mapping[str, int]  # of changes and attempts
+
+
 class _Counts:
     """A counter for what every request is counted by. prometheus-client's own takes locks and makes checks, which cost
     four times as much; all that counts here does so on the loop's thread."""
@@ -104,6 +116,8 @@ class Metrics:
         self._scrapers: Callable[[], Iterable[ScrapeStats]] = tuple
         self._sets: Callable[[], Iterable[EndpointSetStats]] = tuple
         self._open_streams: Callable[[], int] = int
+        self._configuration: Callable[[], ConfigurationStats | None] = lambda: None
+        self._observers: Callable[[], Iterable[PoolView]] = tuple
         self._version = version
         self._released = _Counts("fairlane_released_requests", "Requests sent on to an engine", ["pool", "class"])
         self._wait = _Waits(
@@ -132,6 +146,21 @@ class Metrics:
         self._passed = Counter(
             "fairlane_passed_requests", "Requests let through without scheduling", ["why"], registry=self.registry
         )
+        self._observed = _Counts(
+            "fairlane_observed_requests",
+            "Requests that passed, by what would have become of them",
+            ["pool", "class", "outcome"],
+        )
+        self._observed_wait = _Waits(
+            "fairlane_observed_wait_seconds",
+            "Time that requests that passed would have waited, or had until their answer was over",
+            ["pool", "class", "outcome"],
+        )
+        self._observed_priority = _Counts(
+            "fairlane_observed_priority",
+            "Requests that passed and would have been released, by the priority that the engine would have been told",
+            ["pool", "class", "priority"],
+        )
         self._untracked = Counter(
             "fairlane_untracked_requests",
             "Released requests whose second stream did not come (profile strict): a client that left in between, or a "
@@ -143,10 +172,11 @@ class Metrics:
             registry=self.registry,
         )  # fmt: skip
         self._evicted = Counter(
-            "fairlane_evicted_requests", "Requests inside an engine that made room for a more urgent class",
+            "fairlane_evicted_requests",
+            "Requests inside an engine that made room for a more urgent class, or that an operator took back",
             ["pool", "class"],
             registry=self.registry,
-        )  # fmt: skip
+        )
         self._clamped = Counter(
             "fairlane_clamped_requests", "Requests that asked for a class they may not use", registry=self.registry
         )
@@ -162,7 +192,7 @@ class Metrics:
         self._access_log = _Counts(
             "fairlane_access_log_entries", "Access-log entries by what was made of them", ["kind"]
         )
-        for where in ("stream", "scheduler", "recording", "key_file", "engines"):
+        for where in ("stream", "scheduler", "recording", "key_file", "engines", "observer"):
             self._faults.labels(where)
         self.registry.register(self)
 
@@ -172,9 +202,12 @@ class Metrics:
         scrapers: Callable[[], Iterable[ScrapeStats]],
         sets: Callable[[], Iterable[EndpointSetStats]],
         open_streams: Callable[[], int],
+        observers: Callable[[], Iterable[PoolView]] = tuple,
+        configuration: Callable[[], ConfigurationStats | None] = lambda: None,
     ) -> None:
-        """Where to read state at a scrape."""
+        """Where to read state at a scrape. `observers`: of what passes, and is not held."""
         self._pools, self._scrapers, self._sets, self._open_streams = pools, scrapers, sets, open_streams
+        self._observers, self._configuration = observers, configuration
 
     # -- the edge's recorder ----------------------------------------------------------------------
 
@@ -202,6 +235,12 @@ class Metrics:
     def passed(self, why: str) -> None:
         self._passed.labels(why).inc()
 
+    def observed(self, pool: str, cls: str, outcome: str, waited_s: float, priority: int | None = None) -> None:
+        self._observed.add((pool, cls, outcome))
+        self._observed_wait.add((pool, cls, outcome), waited_s)
+        if priority is not None:
+            self._observed_priority.add((pool, cls, str(priority)))
+
     def untracked(self) -> None:
         self._untracked.inc()
 
@@ -226,7 +265,8 @@ class Metrics:
     # -- read at the scrape -----------------------------------------------------------------------
 
     def collect(self) -> Iterable[Metric]:
-        for counted in (self._released, self._wait, self._settled, self._cost, self._access_log):
+        counts = (self._released, self._wait, self._settled, self._cost, self._access_log)
+        for counted in (*counts, self._observed, self._observed_wait, self._observed_priority):
             yield counted.family()
         build = GaugeMetricFamily("fairlane_build_info", "1, with the version as label", labels=["version"])
         build.add_metric([self._version], 1)
@@ -235,8 +275,47 @@ class Metrics:
         streams.add_metric([], self._open_streams())
         yield streams
         yield from _pool_metrics(list(self._pools()))
+        held = GaugeMetricFamily(
+            "fairlane_observed_held_requests", "Requests that passed and would wait", labels=["pool", "class"]
+        )
+        for pool in self._observers():
+            for cls in pool.classes:
+                held.add_metric([pool.pool, cls.name], cls.queued)
+        yield held
         yield from _scrape_metrics(list(self._scrapers()))
         yield from _set_metrics(list(self._sets()))
+        configuration = self._configuration()
+        if configuration is not None:
+            yield from _configuration_metrics(configuration)
+
+
+def _configuration_metrics(stats: ConfigurationStats) -> Iterable[Metric]:
+    gauges = (
+        ("config_revision", "Revision of the configuration in force", stats.revision),
+        ("config_overrides", "Settings that were changed live and are not in the file", stats.overrides),
+        (
+            "config_file_good",
+            "1; 0 when the file as it is now cannot be used, and the one before it goes on",
+            stats.file_good,
+        ),
+        ("config_expiries_failed", "Temporary changes that are over and could not be undone", stats.expiries_failed),
+        (
+            "state_read_only",
+            "1 when the file of changes cannot be used, so that nothing can be changed live",
+            stats.state_read_only,
+        ),
+    )
+    for name, text, value in gauges:
+        gauge = GaugeMetricFamily(f"fairlane_{name}", text)
+        gauge.add_metric([], float(value))
+        yield gauge
+    changes = CounterMetricFamily(
+        "fairlane_config_changes", "Changes and attempts in the audit, by outcome: ok, dry_run, or the gRPC status",
+        labels=["outcome"],
+    )  # fmt: skip
+    for outcome, count in sorted(stats.outcomes.items()):
+        changes.add_metric([outcome], count)
+    yield changes
 
 
 def _pool_metrics(pools: list[PoolView]) -> Iterable[Metric]:
@@ -334,8 +413,7 @@ def _scrape_metrics(scrapers: list[ScrapeStats]) -> Iterable[Metric]:
     )
     for scraper in scrapers:
         way = scraper.way
-        via = {(True, True): "both", (True, False): "header", (False, True): "body"}.get((way.header, way.body), "none")
-        told.add_metric([scraper.pool, scraper.endpoint, via, "high" if way.high_first else "low"], 1)
+        told.add_metric([scraper.pool, scraper.endpoint, way.via, "high" if way.high_first else "low"], 1)
     yield told
 
 

@@ -6,19 +6,23 @@ ever waited for. Nothing that goes wrong here reaches a request: on the first er
 `_MOST_BEHIND` bytes behind, recording stops for good, with one log line and one call of `on_stop`. It does not go on
 after a gap: what is written up to then can still be played exactly.
 
+One that is begun in mid-life (`endpoints`) has no part 1: nobody can play exactly what began before it, and
+`fairlane replay` says so. As traffic it is as good as any.
+
 `Parts` is the files: `name` is being written, `name.1` is the part before it, up to `keep` files in all. Their sizes
 are bounded to `max_bytes` each, but for the last buffer.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import secrets
 import threading
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -54,6 +58,11 @@ class Parts:
         self._file: BinaryIO | None = None
         self._packer = zlib.compressobj(wbits=_GZIP)
         self._size = 0
+
+    @property
+    def path(self) -> Path:
+        """Of the part that is being written."""
+        return self._path
 
     @property
     def full(self) -> bool:
@@ -122,18 +131,20 @@ class Recorder:
         hashed: bool,
         on_stop: Callable[[], None] = lambda: None,
         epoch: Callable[[], float] = time.time,
+        endpoints: Iterable[str] | None = None,
     ) -> None:
-        """`policy`: with which the scheduler begins. `on_stop` is called, from either thread, when an error has ended
-        the recording. Starts the writer's thread; a file is touched at the first event."""
+        """`policy`: of the scheduler just now. `endpoints`: those that it has, where it is at work already; None: it
+        begins, and nothing has been applied yet. `on_stop` is called, from either thread, when an error has ended the
+        recording. Starts the writer's thread; a file is touched at the first event."""
         self._parts = parts
         self._on_stop = on_stop
         self._epoch = epoch
         self._version = version
         self._run = secrets.token_hex(8)
-        self._part = 0
+        self._part = 0 if endpoints is None else 1
         self._policy = policy
         self._names = Names(secrets.token_hex(16), policy.separator) if hashed else Names()
-        self._endpoints: dict[str, None] = {}  # a set that keeps its order
+        self._endpoints: dict[str, None] = dict.fromkeys(endpoints or ())  # a set that keeps its order
         self._buffer: list[bytes] = []
         self._size = 0  # bytes in the buffer
         self._behind = 0  # bytes in the buffer and in the writer's hands
@@ -160,12 +171,22 @@ class Recorder:
         except Exception as error:
             self._stop(error)
 
-    def close(self, timeout_s: float = 5.0) -> None:
-        """Write what is there, and end."""
+    def end(self) -> None:
+        """Take nothing more. What is there is written, and nobody waits for it."""
         self._closing = True
         self._hurry.set()
         self._something.set()
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Write what is there, and end. Waits for the disk."""
+        self.end()
         self._thread.join(timeout_s)
+
+    async def closed(self, timeout_s: float = 5.0) -> bool:
+        """As `close`, while the event loop goes on. Whether all is written: the same file may be recorded to again."""
+        self.end()
+        await asyncio.to_thread(self._thread.join, timeout_s)
+        return not self._thread.is_alive()
 
     # -- the caller's thread ----------------------------------------------------------------------
 
@@ -256,7 +277,7 @@ class Recorder:
             "recording_stopped",
             pool=self._policy.name,
             error=str(error) or type(error).__name__,
-            cure="make room or repair the file's place, and restart; requests are served as before",
+            cure="make room or repair the file's place, and record anew; requests are served as before",
         )
         self._on_stop()
 

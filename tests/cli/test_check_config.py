@@ -77,3 +77,14 @@ def test_endpoints_that_are_found_are_told_by_where_from(tmp_path: Path) -> None
     file = tmp_path / "f.yaml"
     file.write_text("pools: [{name: a, models: [m], endpoints: {dns: {name: engines, port: 8000}}}]\n")
     assert check(str(file)).stdout.startswith(f"{file}: good. Pools: a (endpoints by dns). ")
+
+
+def test_what_it_hardly_means_is_told_and_is_no_fault(tmp_path: Path) -> None:
+    file = tmp_path / "f.yaml"
+    file.write_text(GOOD + "classes: {default: {rank: 0, priority: 0}, low: {rank: 1, priority: 9, max_waiting: 5}}\n")
+    result = check(str(file))
+    assert result.exit_code == 0
+    assert result.stdout.startswith(f"{file}: good. ")
+    assert result.stderr == (
+        f"{file}: warning: classes.low.max_waiting: lets class low pass class default, which goes first: 5 against 3\n"
+    )

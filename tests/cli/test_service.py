@@ -113,7 +113,7 @@ class Running:
 
     @property
     def held(self) -> int:
-        return self.service.pools()[0].queued
+        return self.service.pools()[0].queued if self.service.serving else 0
 
     async def health(self, port: str, name: str = "") -> str:
         stub = health_pb2_grpc.HealthStub(self.channels[port])
@@ -213,14 +213,18 @@ async def test_all_ports_answer(run: Run, logs: list[Any]) -> None:
     assert {key: serving[key] for key in ("ext_proc", "admin", "http")} == it.config.listen.model_dump()
 
 
-async def test_reflection_lists_health_on_the_admin_port(run: Run) -> None:
+async def test_reflection_lists_what_the_admin_port_serves(run: Run) -> None:
     it = run()
     await it.ready()
     stub = reflection_pb2_grpc.ServerReflectionStub(it.channels["admin"])
     asked = reflection_pb2.ServerReflectionRequest(list_services="*")
     (answer,) = [answer async for answer in stub.ServerReflectionInfo(iter([asked]))]
     names = {service.name for service in answer.list_services_response.service}
-    assert names == {"grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+    assert names == {
+        "fairlane.admin.v1.Admin",
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1alpha.ServerReflection",
+    }
 
 
 async def test_a_request_goes_through_and_is_told_of(run: Run) -> None:
@@ -247,7 +251,7 @@ async def test_an_arrival_wakes_the_readers_of_an_idle_pool(run: Run, engine: En
 async def test_requests_wait_for_an_engine_that_is_down(run: Run, engine: Engine) -> None:
     await engine.stop()
     it = run(metrics={"interval": "20ms", "idle_interval": "50ms"})
-    await until(lambda: it.service.pools() and it.stance == "down")
+    await until(lambda: it.service.serving and it.stance == "down")
     async with asyncio.timeout(5):
         held = await it.request()
         await until(lambda: it.held == 1)
@@ -306,7 +310,7 @@ async def test_a_second_signal_ends_it_at_once(run: Run) -> None:
     await it.ready()
     under_way = await it.released()
     it.stop.set()
-    await until(lambda: not it.service._ready)
+    await until(lambda: not it.service.serving)
     it.hurry.set()
     await it.over()
     assert await under_way.code() is not grpc.StatusCode.OK

@@ -303,6 +303,9 @@ async def test_the_service_gets_the_shipped_file_with_the_ports_and_the_changes(
     assert config.pools[0].endpoints.known == [str(engine) for engine in addresses.engines]
     assert config.pools[0].name == "sim"
     assert config.tenants["team-a"].weight == 3
+    assert config.admin.state == str(tmp_path / "run" / "fairlane-state.db")
+    assert config.recording.directory == str(tmp_path / "run" / "fairlane-recordings")
+    assert Path(config.recording.directory).is_dir()  # noqa: ASYNC240 - nothing else runs
     assert "*" in config.tenants  # merged, not replaced
     assert config.shutdown.grace == 1.0
 

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from extproc.cli.ports import Use, check_free
-from extproc.cli.stack import Addresses
-from extproc.cli.up import up
+from extproc.cli.stack import Addresses, Stack, StackOptions, UnixSocket
+from extproc.cli.up import _of_file, _welcome, up
 
 
 @pytest.fixture
@@ -53,6 +53,19 @@ def test_up_passes_on_what_is_wrong_with_the_file(tmp_path: Path) -> None:
     result = CliRunner().invoke(up, ["--config", str(file)])
     assert result.exit_code == 1
     assert "pool: unknown key; did you mean pools?" in result.output
+
+
+def test_up_takes_a_socket_for_the_admin_port_and_says_how_to_reach_it(tmp_path: Path) -> None:
+    """A relative one is below the stack's directory, in which the service runs."""
+    file = tmp_path / "mine.yaml"
+    for listen, shown in (("a b.sock", "'unix:/run/f/a b.sock'"), ("/x/admin.sock", "unix:/x/admin.sock")):
+        pool = "{name: a, models: ['*'], endpoints: ['127.0.0.1:8001']}"
+        file.write_text(f"listen: {{admin: 'unix:{listen}'}}\npools: [{pool}]\n")
+        addresses = _of_file(file, Addresses(), simulate=True)
+        stack = Stack(StackOptions(addresses=addresses, config_file=file, directory=Path("/run/f")))
+        assert f"Operate     fairlane ctl --address {shown} status" in _welcome(stack)
+        assert f"admin gRPC unix:{listen}" in _welcome(stack)
+        assert addresses.admin == UnixSocket(listen)
 
 
 def up_arguments(at: Addresses) -> list[str]:

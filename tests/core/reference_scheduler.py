@@ -1,8 +1,9 @@
 """The scheduler the slow way: flat lists, everything by scanning, nothing kept that can be counted. For tests.
 
 It covers what can be said in a few lines each: classes by rank, caps, standing of tenants by tags, `min_share`,
-promotion, limits and shedding, timeouts, preemption, endpoints, policies that change. Room is `fixed` - in flight. Left
-out, with tests of their own: trees, rates, windows that learn, gates, headroom, prefixes, charges while a request runs.
+promotion, limits and shedding, timeouts, preemption, endpoints, policies that change, pauses, what operators take back.
+Room is `fixed` - in flight. Left out, with tests of their own: trees, rates, windows that learn, gates, headroom,
+prefixes, charges while a request runs.
 
 Costs are what the request says: a `Job` brings its estimate.
 """
@@ -13,7 +14,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from extproc.core.model import ClassPolicy, Order, Overflow, PoolPolicy, TenantPolicy
+from extproc.core.model import ClassPolicy, Order, Overflow, PoolPolicy, TenantPolicy, Traffic
 
 GRACE_S = 2.0  # WindowPolicy.first_scrape_grace_s
 Effect = tuple[object, ...]
@@ -93,7 +94,7 @@ class ReferenceScheduler:
         self.seq = self.releases = 0
         self.promoted_at = -math.inf
         self.share_v = 0.0
-        self.evict_at = -math.inf  # the soonest
+        self.evicted_at = -math.inf
         self.in_vain: tuple[Job | None, float] = (None, 0.0)  # evicting does not help it, until then
         self.out: list[Effect] = []
 
@@ -155,6 +156,9 @@ class ReferenceScheduler:
         job.came = self.now
         job.arrival = min(job.arrival, self.now)
         cls = self.cls(job.cls)
+        if self.policy.traffic is Traffic.DRAINING:
+            self.out.append(("refuse", job.id, "draining"))
+            return
         full = self.full(job, cls)
         if full:
             victim = self.victim(job, cls, full)
@@ -179,6 +183,15 @@ class ReferenceScheduler:
                 self.may_go(self.cls(job.cls), job.tenant)
                 self.drop_endpoints()
                 self.tidy(job.cls)
+
+    def cancel(self, name: str) -> None:
+        for job in [j for j in self.jobs if j.id == name]:
+            if job.state == "queued":
+                self.leave(job)
+                self.out.append(("refuse", job.id, "cancelled"))
+            elif job.state == "inside" and not job.evicted:
+                job.evicted = True
+                self.out.append(("evict", job.id))
 
     def begin(self, name: str) -> None:
         for job in self.jobs:
@@ -235,7 +248,7 @@ class ReferenceScheduler:
 
     def reconfigure(self, policy: PoolPolicy) -> None:
         vs = {c: self.v(c) for c in self.classes}
-        self.policy = policy
+        self.policy, self.in_vain = policy, (None, 0.0)
         policies = {p.name: p for p in policy.classes}
         for cls in self.classes:
             new = policies.pop(cls.policy.name, None)
@@ -370,12 +383,19 @@ class ReferenceScheduler:
                 self.settle(job, job.cost, "estimate")
                 left = left or shares
                 continue
-            self.out.append(("refuse", job.id, "queue_timeout" if self.absent_since is None else "no_capacity"))
+            by_pool = self.expires(job) < job.deadline
+            why = "queue_timeout" if self.absent_since is None else "no_capacity"
+            if self.policy.traffic is Traffic.PAUSED and not by_pool:
+                why = "paused"
+            self.out.append(("refuse", job.id, why))
             self.leave(job)
             left = True
         return left
 
     # -- dispatch ---------------------------------------------------------------------------------------
+
+    def turns_now(self) -> list[tuple[Class, ClassPolicy, Job, str]]:
+        return [] if self.policy.traffic is Traffic.PAUSED else self.turns()
 
     def turns(self) -> list[tuple[Class, ClassPolicy, Job, str]]:
         """(class, what its priority goes by, next request, why out of turn), in order."""
@@ -404,7 +424,7 @@ class ReferenceScheduler:
         return not starting and self.in_flight(endpoint) - gone < max(1, self.policy.window.fixed)
 
     def dispatch(self) -> None:
-        while turns := self.turns():
+        while turns := self.turns_now():
             cls, counts_as, job, why = turns[0]
             open_ones = [e for e in self.endpoints if self.accepts(e)]
             if not open_ones:
@@ -450,15 +470,18 @@ class ReferenceScheduler:
 
     def preempt_at(self) -> float:
         """When time alone makes somebody leave, or may."""
-        turns = self.turns()
+        turns = self.turns_now()
         if not turns or turns[0][0].policy.preempt_after_s is None or not self.candidates():
             return math.inf
-        at = max(turns[0][2].arrival + turns[0][0].policy.preempt_after_s, self.evict_at)
+        at = max(turns[0][2].arrival + turns[0][0].policy.preempt_after_s, self.next_eviction())
         return at if at > self.now else math.inf
 
+    def next_eviction(self) -> float:
+        return self.evicted_at + 1.0 / self.policy.preempt_per_s
+
     def preempt(self) -> None:
-        turns = self.turns()
-        if not turns or self.now < self.evict_at or not self.candidates():
+        turns = self.turns_now()
+        if not turns or self.now < self.next_eviction() or not self.candidates():
             return
         cls, _, job, _ = turns[0]
         after = cls.policy.preempt_after_s
@@ -480,7 +503,7 @@ class ReferenceScheduler:
             if self.accepts(endpoint, leaving[endpoint] + sum(j.slots for j in together[endpoint])):
                 first = together[endpoint][0]
                 first.evicted = True
-                self.evict_at = self.now + 1.0 / self.policy.preempt_per_s
+                self.evicted_at = self.now
                 self.out.append(("evict", first.id))
                 return
         self.in_vain = (job, self.now + 0.1)

@@ -22,6 +22,7 @@ from state_dump import state_of
 from extproc.core import invariants
 from extproc.core.events import (
     Arrive,
+    Cancel,
     Effect,
     End,
     EndpointAdded,
@@ -55,9 +56,11 @@ from extproc.core.model import (
     Source,
     State,
     TenantPolicy,
+    Traffic,
     Unit,
     WindowPolicy,
 )
+from extproc.core.reasons import Reason
 from extproc.core.scheduler import Scheduler
 from extproc.core.view import view
 
@@ -111,7 +114,8 @@ def policies(controller: Controller) -> list[PoolPolicy]:
         preempt_per_s=3.0,
     )
     ruthless = replace(pushing, preempt_per_s=100.0, preempt_after_first_byte=True, prefix_slack=2_000.0)
-    return [flat, tree, moody, idle, pushing, ruthless]
+    paused = [replace(policy, traffic=Traffic.PAUSED) for policy in (moody, pushing)]
+    return [flat, tree, moody, idle, pushing, ruthless, *paused, replace(tree, traffic=Traffic.DRAINING)]
 
 
 BAD = [
@@ -161,6 +165,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.known: dict[str, Known] = {}
         self.evicted_at = -math.inf
         self.reconfigured = False  # since then, perhaps with another rate
+        self.cancelling = False
         self.endpoints: set[str] = set()
         self.add_endpoint(E1)
         self.apply(Scraped(E1, a_sample(0, 0, self.now)))
@@ -177,6 +182,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         match effect:
             case Release():
                 assert request.phase is Phase.WAITING
+                assert self.scheduler.policy.traffic is not Traffic.PAUSED
                 assert effect.endpoint in self.endpoints
                 assert effect.waited_s >= 0
                 request.phase, request.endpoint = Phase.INSIDE, effect.endpoint
@@ -186,11 +192,17 @@ class SchedulerMachine(RuleBasedStateMachine):
                 request.phase = Phase.REFUSED
             case Evict():
                 assert request.phase is Phase.INSIDE
-                assert not request.evicted and not request.settled
+                assert not request.evicted
                 assert 1 <= effect.retry_after_s <= 750
                 assert effect.inside_s >= 0
+                request.evicted = True
+                if effect.reason is Reason.CANCELLED:
+                    assert self.cancelling
+                    return
+                assert not request.settled
+                assert self.scheduler.policy.traffic is not Traffic.PAUSED
                 assert self.now >= self.evicted_at + 1.0 / self.scheduler.policy.preempt_per_s or self.reconfigured
-                request.evicted, self.evicted_at, self.reconfigured = True, self.now, False
+                self.evicted_at, self.reconfigured = self.now, False
             case Settled():
                 assert request.phase in (Phase.INSIDE, Phase.ENDED)
                 assert effect.cost == 0.0 or not request.evicted
@@ -299,6 +311,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         elif request is not None and request.phase is Phase.INSIDE:
             request.phase = Phase.ENDED
         self.apply(End(name))
+
+    @precondition(lambda self: self.known)
+    @rule(index=st.integers(0, 999), phase=st.sampled_from(Phase))
+    def cancel(self, index: int, phase: Phase) -> None:
+        """A held one is refused and one inside evicted, once; to all others it is nothing."""
+        name = self.pick(index, phase)
+        request = self.known.get(name)
+        takes = request is not None and (
+            request.phase is Phase.WAITING or (request.phase is Phase.INSIDE and not request.evicted)
+        )
+        effects = self.scheduler.apply(Cancel(name, "by hand"), self.now)
+        mine = [e for e in effects if isinstance(e, Refuse | Evict) and e.reason is Reason.CANCELLED]
+        assert [(e.id, e.message) for e in mine] == ([(name, "by hand")] if takes else [])
+        self.cancelling = True
+        for effect in effects + self.scheduler.apply(Tick(), self.now):
+            self.note(effect)
+        self.cancelling = False
 
     @precondition(lambda self: self.known)
     @rule(
@@ -415,6 +444,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """End all, count all, let time pass: nothing is left."""
+        self.apply(Reconfigure(self.policies[0]))
         for name in list(self.known):
             self.end(name)
         for name, request in list(self.known.items()):

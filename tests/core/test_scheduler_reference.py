@@ -22,6 +22,7 @@ from scheduler_case import E1, E2, a_class, a_fixed_pool, a_sample
 from extproc.core import invariants
 from extproc.core.events import (
     Arrive,
+    Cancel,
     Effect,
     End,
     EndpointAdded,
@@ -38,7 +39,7 @@ from extproc.core.events import (
     Tick,
     Usage,
 )
-from extproc.core.model import Order, Overflow, PoolPolicy, Source, State, TenantPolicy
+from extproc.core.model import Order, Overflow, PoolPolicy, Source, State, TenantPolicy, Traffic
 from extproc.core.scheduler import Scheduler
 from extproc.core.windows import Stance
 
@@ -86,6 +87,8 @@ POLICIES = [
         preempt_per_s=2.0,
         preempt_after_first_byte=True,
     ),
+    replace(BASE, traffic=Traffic.PAUSED),
+    replace(BASE, traffic=Traffic.DRAINING),
 ]
 
 
@@ -182,6 +185,11 @@ class ReferenceMachine(RuleBasedStateMachine):
         name = self.pick(index, state)
         self.both(End(name), "end", name)
 
+    @rule(index=st.integers(0, 99), state=st.sampled_from(["queued", "inside", "ended"]))
+    def cancel(self, index: int, state: str) -> None:
+        name = self.pick(index, state)
+        self.both(Cancel(name, "by an operator"), "cancel", name)
+
     @rule(index=st.integers(0, 99), kind=st.sampled_from([FirstByte, FirstToken]))
     def the_answer_begins(self, index: int, kind: type[FirstByte | FirstToken]) -> None:
         name = self.pick(index, "inside")
@@ -244,6 +252,7 @@ class ReferenceMachine(RuleBasedStateMachine):
         self.both(Reconfigure(POLICIES[index]), "reconfigure", POLICIES[index])
 
     def teardown(self) -> None:
+        self.reconfigure(0)
         for name in self.names:
             self.both(End(name), "end", name)
         self.now += 10.0
@@ -283,6 +292,8 @@ def test_a_long_walk_under_load(seed: int) -> None:
             pair.end(rng.randrange(99), rng.choice(["inside"] * 9 + ["queued"]))
         elif kind < 0.86:
             pair.usage(rng.randrange(99), rng.choice([0, 100, 4_000]), rng.randrange(1, 9), Source.USAGE)
+        elif kind < 0.87:
+            pair.cancel(rng.randrange(99), rng.choice(["inside", "queued"]))
         elif kind < 0.88:
             pair.the_answer_begins(rng.randrange(99), rng.choice([FirstByte, FirstToken]))
         elif kind < 0.97:

@@ -215,7 +215,7 @@ def test_requests_go_to_the_other_endpoint_and_the_stalled_one_says_why() -> Non
     assert "no endpoint of pool 'm' answered and made progress for 60.0 s" in ends[0].message  # type: ignore[union-attr]
 
 
-def test_a_policy_without_the_time_opens_what_was_closed_with_the_next_page() -> None:
+def test_a_policy_without_the_time_opens_what_was_closed_at_once() -> None:
     policy = a_pool(start=1.0)
     case = Case(policy)
     case.arrive("r1")
@@ -223,8 +223,11 @@ def test_a_policy_without_the_time_opens_what_was_closed_with_the_next_page() ->
         case.now += 1.0
         case.page(running=1, progress=5.0)
     assert case.arrive("r2") == []
-    case.reconfigure(replace(policy, window=replace(policy.window, stalled_after_s=None)))
-    assert released(case.page(running=1, progress=5.0)) == ["r2"]
+    assert case.scheduler.absent_since is not None
+    effects = case.reconfigure(replace(policy, window=replace(policy.window, stalled_after_s=None)))
+    assert released(effects) == ["r2"]
+    assert case.scheduler.absent_since is None
+    assert released(case.page(running=1, progress=5.0) + case.arrive("r3")) == ["r3"]  # the next page agrees
 
 
 def test_a_hung_one_that_shows_nothing_is_tried_only_where_there_is_no_other() -> None:

@@ -21,6 +21,9 @@ from extproc.edge.access_log import AccessLog
 from extproc.edge.driver import PoolDriver
 from extproc.edge.facts import ATTRIBUTES, FACTS
 from extproc.edge.gate import Gate
+from extproc.edge.observer import Observer
+from extproc.edge.rollout import observes
+from extproc.edge.scheduler_driver import SchedulerDriver
 from extproc.edge.stream import ExternalProcessor
 from extproc.edge.tracking import Tracking
 from extproc.edge.usage import TICKET, USAGE
@@ -38,6 +41,7 @@ class Recording:
     def __init__(self) -> None:
         self.told: list[tuple[str, str]] = []
         self.decided: list[Effect] = []
+        self.foreseen: list[tuple[str, str, str, float, int | None]] = []  # pool, class, outcome, seconds, priority
 
     def effects(self, pool: str, effects: list[Effect]) -> None:
         self.decided += effects
@@ -51,6 +55,10 @@ class Recording:
 
     def passed(self, why: str) -> None:
         self.told.append(("passed", why))
+
+    def observed(self, pool: str, cls: str, outcome: str, waited_s: float, priority: int | None = None) -> None:
+        self.told.append(("observed", outcome))
+        self.foreseen.append((pool, cls, outcome, waited_s, priority))
 
     def refused(self, reason: str) -> None:
         self.told.append(("refused", reason))
@@ -114,10 +122,27 @@ class Edge:
         for pool in config.pools:
             for endpoint in pool.endpoints.known:
                 self.drivers[pool.name].scraped(endpoint, an_idle_page())
+            self.drivers[pool.name].observe(observes(pool))
         self.gate = Gate(config, self.drivers, self.recorder)
         self.tracking = Tracking(self.gate, self.recorder)
         self.processor = ExternalProcessor(self.gate, self.tracking, self.recorder)
         self.access_log = AccessLog(self.gate, self.tracking, self.recorder)
+
+    def change(self, config: Config) -> None:
+        """Go on by `config`, which has the same pools, within one turn of the loop."""
+        rules = self.gate.prepare(config, self.drivers)
+        self.config = config
+        for pool in config.pools:
+            self.drivers[pool.name].reconfigure(config.pool_policy(pool))
+        self.gate.configure(rules)
+        for pool in config.pools:
+            self.drivers[pool.name].observe(observes(pool))
+            self.processor.let_pass(pool.name)
+
+    @property
+    def observer(self) -> Observer:
+        assert self.driver.observer is not None
+        return self.driver.observer
 
     @property
     def driver(self) -> PoolDriver:
@@ -131,14 +156,19 @@ class Edge:
     def inside(self) -> int:
         return sum(self.driver.scheduler.inside.values())
 
+    @property
+    def schedulers(self) -> list[SchedulerDriver]:
+        drivers = self.drivers.values()
+        return [*drivers, *(driver.observer for driver in drivers if driver.observer is not None)]
+
     def check(self) -> None:
-        for driver in self.drivers.values():
+        for driver in self.schedulers:
             invariants.check(driver.scheduler, driver.now())
 
     def check_empty(self) -> None:
         """Nothing is left in the books but requests that wait for their usage."""
         self.check()
-        for driver in self.drivers.values():
+        for driver in self.schedulers:
             assert driver.scheduler.queued == 0
             assert sum(driver.scheduler.inside.values()) == 0
             assert not driver._waiters

@@ -128,7 +128,7 @@ async def test_tickets_that_nobody_gave_out(ticket: str) -> None:
 
 async def events(*messages: Any, **pool: Any) -> list[Arrive]:
     edge = Edge(a_config(pool={"adapters": ["lora", "team-*"], "aliases": {"sql": "lora"}, **pool}))
-    decisions = [edge.gate.decide(facts.read(message, edge.gate.headers), PEER) for message in messages]
+    decisions = [edge.gate.decide(facts.read(message, edge.gate.rules.headers), PEER) for message in messages]
     edge.close()
     return [decision.event for decision in decisions if isinstance(decision, Queue)]
 

@@ -17,8 +17,9 @@ from envoy_by_messages import a_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from extproc.config.digest_file import FaultError, parsed
 from extproc.config.model import Config
-from extproc.edge.key_file import Key, KeyFile, KeyFileError, Keys, _FaultError, _keys, _parsed
+from extproc.edge.key_file import Key, KeyFile, KeyFileError, Keys
 
 SECRET = "sk-my-secret-key"
 Logs = list[MutableMapping[str, Any]]
@@ -174,8 +175,8 @@ def test_no_key_is_in_a_repr(tmp_path: Path) -> None:
 @settings(derandomize=True, deadline=None)
 @given(st.binary(max_size=40) | st.text(alphabet="{}[]:,-&*!?|>'\"# \na0", max_size=30).map(str.encode), st.booleans())
 def test_no_text_of_a_file_raises_anything_else(data: bytes, as_json: bool) -> None:
-    with contextlib.suppress(_FaultError):
-        _keys(_parsed(data, as_json=as_json), a_config())
+    with contextlib.suppress(FaultError):
+        KeyFile(Path("keys.yaml"), a_config()).entries(parsed(data, as_json=as_json))
 
 
 # -- reading it again -----------------------------------------------------------------------------

@@ -335,3 +335,44 @@ async def test_an_arrival_that_fails_raises_and_leaves_no_waiter(clock: Clock) -
         it.driver.arrive(Arrive("1", "a", "x", clock.now, 10))
     assert it.driver._waiters == {}
     assert not it.driver.busy
+
+
+class Written:
+    """A tape that keeps the kinds of events."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.closed = False
+
+    def write(self, event: Any, now: float, effects: Any, raised: str | None = None) -> None:  # noqa: ARG002
+        self.events.append(type(event).__name__)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+async def test_a_tape_is_changed_between_two_events_and_the_old_one_is_the_caller_s(clock: Clock) -> None:
+    it = Driven(clock)
+    first, second = Written(), Written()
+    assert it.driver.set_tape(first) is None
+    name, _ = it.arrive()
+    assert it.driver.set_tape(second) is first
+    it.driver.end(name)
+    assert it.driver.set_tape(None) is second
+    it.arrive()
+    assert (first.events, second.events, first.closed, second.closed) == (["Arrive"], ["End"], False, False)
+    it.driver.close()
+    assert not second.closed
+
+
+async def test_what_an_observer_does_is_not_written_down(clock: Clock) -> None:
+    it = Driven(clock)
+    tape = Written()
+    it.driver.set_tape(tape)
+    it.driver.observe(True)
+    observer = it.driver.observer
+    assert observer is not None
+    observer.watch(Arrive("1", "a", "default", clock.now, 10))
+    observer.end("1")
+    assert tape.events == []
+    it.driver.close()

@@ -91,7 +91,7 @@ async def test_it_goes_the_way_of_the_engine_that_was_chosen(
     start: Start, way: PriorityWay, header: str | None, appended: str | None
 ) -> None:
     edge, envoy = await start()
-    edge.gate.ways["sim"].set(ENGINE, way)
+    edge.gate.rules.ways["sim"].set(ENGINE, way)
     stream = envoy.stream()
     answer = await stream.ask(request(headers={**JSON, "x-vllm-priority": "-9"}))
     assert headers_set(answer).get("x-vllm-priority") == header

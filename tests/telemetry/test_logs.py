@@ -14,7 +14,7 @@ import structlog
 
 from extproc.config.load import from_data
 from extproc.edge import access_log as access_log_module
-from extproc.edge import driver as driver_module
+from extproc.edge import scheduler_driver as driver_module
 from extproc.edge import stream as stream_module
 from extproc.edge.access_log import AccessLog
 from extproc.edge.driver import PoolDriver

@@ -19,7 +19,7 @@ from extproc.core.priority import PriorityWay
 from extproc.core.reasons import Reason
 from extproc.core.view import ClassView, PoolView
 from extproc.core.windows import Stance, WindowView
-from extproc.telemetry.metrics import EndpointSetStats, Metrics, ScrapeStats
+from extproc.telemetry.metrics import ConfigurationStats, EndpointSetStats, Metrics, ScrapeStats
 
 GOLDEN = Path(__file__).with_name("metrics.golden")
 
@@ -58,10 +58,15 @@ SCRAPERS = [
 SETS = [EndpointSetStats("sim", endpoints=2, failures=3, age_s=0.5), EndpointSetStats("other", 0, 1, None)]
 
 
+CONFIGURATION = ConfigurationStats(
+    revision=7, overrides=3, file_good=False, state_read_only=True, expiries_failed=1, outcomes={"ok": 6, "ABORTED": 1}
+)
+
+
 def filled() -> Metrics:
     """One of everything that can be told."""
     metrics = Metrics("1.2.3")
-    metrics.watch(lambda: [POOL], lambda: SCRAPERS, lambda: SETS, lambda: 12)
+    metrics.watch(lambda: [POOL], lambda: SCRAPERS, lambda: SETS, lambda: 12, lambda: [POOL], lambda: CONFIGURATION)
     metrics.effects(
         "sim",
         [
@@ -76,6 +81,9 @@ def filled() -> Metrics:
     metrics.cancelled("sim")
     metrics.handed_over("sim")
     metrics.passed("unknown_model")
+    metrics.observed("sim", "interactive", "released_later", 2.0, 1)
+    metrics.observed("sim", "interactive", "released_later", 20.0, 1)
+    metrics.observed("sim", "batch", "queue_full", 0.0)
     metrics.refused("body_too_large")
     metrics.refused("queue_timeout")
     metrics.effects("sim", [Evict("5", Reason.PREEMPTED, "why", 1, "tenant-a", "batch", 3.0)])
@@ -174,6 +182,18 @@ def test_the_wait_is_a_histogram_by_outcome() -> None:
     assert seen[f"{name}_bucket", "batch", "120.0", "queue_timeout", "sim"] == 1
 
 
+def test_what_would_be_is_counted_apart() -> None:
+    seen = values(filled())
+    assert seen["fairlane_observed_requests_total", "interactive", "released_later", "sim"] == 2
+    assert seen["fairlane_observed_requests_total", "batch", "queue_full", "sim"] == 1
+    name = "fairlane_observed_wait_seconds"
+    assert seen[f"{name}_sum", "interactive", "released_later", "sim"] == 22
+    assert seen[f"{name}_bucket", "interactive", "2.5", "released_later", "sim"] == 1
+    assert seen["fairlane_observed_priority_total", "interactive", "sim", "1"] == 2
+    assert not [key for key in seen if key[0] == "fairlane_observed_priority_total" and "batch" in key]
+    assert seen["fairlane_observed_held_requests", "batch", "sim"] == 3
+
+
 def test_what_is_is_read_at_the_scrape() -> None:
     seen = values(filled())
     assert seen["fairlane_build_info", "1.2.3"] == 1
@@ -226,6 +246,7 @@ def test_before_anything_has_happened() -> None:
         ("fairlane_faults_total", "recording"): 0,
         ("fairlane_faults_total", "key_file"): 0,
         ("fairlane_faults_total", "engines"): 0,
+        ("fairlane_faults_total", "observer"): 0,
         ("fairlane_untracked_requests_total",): 0,
         ("fairlane_open_streams",): 0,
     }

@@ -91,6 +91,10 @@ class Adaptive(Window):
     def reconfigure(self, policy: WindowPolicy, now: float) -> None:
         if policy.max_num_seqs is not None and policy.max_num_seqs != self.policy.max_num_seqs:
             self.capacity = float(policy.max_num_seqs)
+        if policy.max_tpot_s != self.policy.max_tpot_s:
+            self.latency.retarget(policy.max_tpot_s)
+        if policy.max_kv_usage != self.policy.max_kv_usage:
+            self.kv.retarget(policy.max_kv_usage)
         super().reconfigure(policy, now)
 
     # -- what may be released ---------------------------------------------------------------------

@@ -395,6 +395,10 @@ class Window:
 
     def reconfigure(self, policy: WindowPolicy, now: float) -> None:  # noqa: ARG002 - for subclasses
         """What was learnt stays, within the new bounds. For another controller see `windows.renewed`."""
+        if policy.stalled_after_s != self.policy.stalled_after_s:
+            self._stall.judge(policy.stalled_after_s, self._read_at)
+            self.hangs = self._stall.since is not None
+            self._fresh_until = _NEVER
         self.policy = policy
         if self._read_at is not None and self._fresh_until != _NEVER:
             self._fresh_until = self._read_at + self._fresh_s()
@@ -409,7 +413,8 @@ class Window:
                 self.first_token(request, request.first_token_at)
         for name in _BOOKS:
             setattr(self, name, getattr(other, name))
-        self.reconfigure(self.policy, now)
+        policy, self.policy = self.policy, other.policy  # what the books say was found by that one
+        self.reconfigure(policy, now)
 
     def on_sample(self, sample: Sample, q: float, asked: float, now: float) -> None:
         """The page was read. `q` is the largest standing queue that a class of the pool aims at; `asked` the one that

@@ -180,6 +180,14 @@ class KvAccount:
             self.capacity = float(capacity)
         if usage is not None and seconds > 0.0:
             self._learn_calibration(usage, min(seconds, 1.0), now)
+        self._set_limit()
+
+    def retarget(self, ceiling: float) -> None:
+        """Another `ceiling` of the policy."""
+        self._ceiling = min(CEILING, ceiling)
+        self._set_limit()
+
+    def _set_limit(self) -> None:
         if self.capacity is not None:
             self.limit = self._ceiling * self.penalty * self.capacity / self.calibration
             self.most_alone = max(self._ceiling * self.capacity, self.limit)

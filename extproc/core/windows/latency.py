@@ -80,6 +80,7 @@ class Latency:
         self.prompt_s: float | None = None  # c
         self.prompt_budget: float | None = None  # P, not yet clamped
         self.below_step = False
+        self._held_s: float | None = None  # what was last held to the limit: y, or y_ss
         self._steps = StepTime()
         self._used = 0.0
         self._drain_at = self._over_at = -math.inf
@@ -134,13 +135,23 @@ class Latency:
         self.decoding = n
         c = self.prompt_s or 0.0
         y_decode = self.decode_s = y * (1.0 - min(0.9, c * self._prompts / self._time))
-        self._settle(max(y, y_decode + c * n * steady), n, inside, limit, bounds, dt, now)
+        self._held_s = max(y, y_decode + c * n * steady)
+        self._settle(self._held_s, n, inside, limit, bounds, dt, now)
         self._learn_margin(spent, tokens, inside, limit, dt, now)
         self.prompt_budget = 2.0 * (self.margin * limit - y_decode) / c if c > 0.0 else None
 
     def bound(self, low: float, high: float) -> None:
         if self.window != math.inf:
             self.window = min(max(self.window, low), high)
+
+    def retarget(self, limit: float) -> None:
+        """Another limit, seconds: W is at once what the last page says of it, and the next one goes on from there."""
+        y, n, window = self._held_s, self.decoding, self.window
+        if y is None or n is None or window == math.inf:
+            return
+        aim = self.margin * limit
+        right = n * aim / max(y, 1e-9)
+        self.window = max(window, right) if y <= aim else min(window, max(1.0, right))
 
     # -- inside -----------------------------------------------------------------------------------
 

@@ -34,6 +34,12 @@ class Stall:
         """It has answered a request, and counted its tokens."""
         self._answered = True
 
+    def judge(self, after_s: float | None, read_at: float | None) -> None:
+        """Another `after_s` for what the pages up to `read_at` have shown."""
+        from_ = self._moved_at
+        hangs = after_s is not None and from_ is not None and read_at is not None and read_at - from_ >= after_s
+        self.since = from_ if hangs and not self._answered else None
+
     def on_page(self, page: Sample, last: Sample | None, own: int, after_s: float | None, now: float) -> bool:
         """Whether a stall is over now. `last`: the page before; `own`: slots of ours that are inside; `after_s`: None:
         nothing is taken for hung."""

@@ -1,0 +1,62 @@
+"""Pools and endpoints, as the reading methods and the watchers show them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping
+
+from extproc.admin import messages
+from extproc.admin.ages import oldest_by_class
+from extproc.admin.control import Control, EngineState, RunningPool, SourceState
+from extproc.admin.portions import Portions, Work
+from extproc.pb.admin.v1 import admin_pb2 as pb
+
+
+class Pools:
+    """By name: pages of them fit together whatever is configured in between."""
+
+    def __init__(self, control: Control, portions: Portions) -> None:
+        self._control = control
+        self.portions = portions
+
+    def running(self) -> list[RunningPool]:
+        return sorted(self._control.running(), key=lambda each: each.pool.name)
+
+    async def told(self, pools: Iterable[RunningPool]) -> list[pb.Pool]:
+        """Each as it is at one moment, but for the oldest waits and the endpoints, which are looked at in portions."""
+        work = Work(self.portions)
+        await work.next()
+        engines, sources = self._engines(), self._sources()
+        found: list[pb.Pool] = []
+        for running in pools:
+            arrivals = await oldest_by_class(running.scheduler, work)
+            now = running.now()
+            waits_s = {name: now - arrival for name, arrival in arrivals.items()}
+            told = messages.pool(running, waits_s, sources.get(running.pool.name))
+            async for endpoint in self._endpoints(running, engines, work):
+                told.endpoints.append(endpoint)
+            found.append(told)
+        return found
+
+    async def endpoints(self, pools: Iterable[RunningPool]) -> list[pb.Endpoint]:
+        """By pool and address. O(endpoints), in portions."""
+        work = Work(self.portions)
+        await work.next()
+        engines = self._engines()
+        found = [endpoint for running in pools async for endpoint in self._endpoints(running, engines, work)]
+        found.sort(key=lambda each: (each.pool, each.address))
+        return found
+
+    async def _endpoints(
+        self, running: RunningPool, engines: Mapping[tuple[str, str], EngineState], work: Work
+    ) -> AsyncIterator[pb.Endpoint]:
+        name = running.pool.name
+        for window in list(running.scheduler.windows.values()):
+            if work.over:
+                await work.next()
+            yield messages.endpoint(window.view(running.now()), name, engines.get((name, window.endpoint)))
+
+    def _engines(self) -> dict[tuple[str, str], EngineState]:
+        return {(each.pool, each.endpoint): each for each in self._control.engines()}
+
+    def _sources(self) -> dict[str, SourceState]:
+        return {each.pool: each for each in self._control.sources()}

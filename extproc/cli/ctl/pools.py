@@ -1,0 +1,161 @@
+"""`fairlane ctl pools`, `pool` and `endpoints`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import click
+
+from extproc.cli.ctl import cells
+from extproc.cli.ctl.output import Printer
+from extproc.cli.ctl.paging import gather
+from extproc.cli.ctl.session import Command, Session, completing, pass_session
+from extproc.pb.admin.v1 import admin_pb2
+
+POOL_HEADS = ("pool", "mode", "traffic", "queued", "bytes", "in flight", "released/s", "observed", "endpoints")
+POOL_NUMBERS = ("queued", "bytes", "in flight", "released/s", "observed", "endpoints")
+
+
+def _pool_names(session: Session) -> list[str]:
+    return [pool.name for pool in session.call("ListPools", admin_pb2.ListPoolsRequest()).pools]
+
+
+def _class_names(session: Session) -> list[str]:
+    return [
+        each.name for pool in session.call("ListPools", admin_pb2.ListPoolsRequest()).pools for each in pool.classes
+    ]
+
+
+def _tenant_names(session: Session) -> list[str]:
+    return [flow.tenant for flow in session.call("ListFlows", admin_pb2.ListFlowsRequest(top_k=100)).flows]
+
+
+complete_pool = completing(_pool_names)
+complete_class = completing(_class_names)
+complete_tenant = completing(_tenant_names)
+
+
+@click.command("pools", cls=Command)
+@pass_session
+def pools(session: Session) -> None:
+    """All pools, a line each."""
+    answer = gather(session, "ListPools", admin_pb2.ListPoolsRequest(), "pools")
+    printer = session.printer
+    if printer.for_people:
+        printer.table(POOL_HEADS, map(pool_row, answer.pools), numbers=POOL_NUMBERS)
+    else:
+        printer.message(answer)
+
+
+@click.command("pool", cls=Command)
+@click.argument("name", shell_complete=complete_pool)
+@pass_session
+def pool(session: Session, name: str) -> None:
+    """One pool: its classes and endpoints."""
+    answer = session.call("GetPool", admin_pb2.GetPoolRequest(pool=name))
+    printer = session.printer
+    if not printer.for_people:
+        printer.message(answer)
+        return
+    source = answer.endpoint_source
+    if answer.endpoint_source_error:
+        source += f" (cannot be read: {answer.endpoint_source_error})"
+    printer.pairs(
+        [
+            ("pool", answer.name),
+            ("mode", mode_text(answer)),
+            ("traffic", traffic_text(answer)),
+            ("models", cells.text(", ".join(answer.models))),
+            ("queued", f"{answer.queued_count} ({cells.size(answer.queued_bytes)})"),
+            ("in flight", str(answer.in_flight_slots)),
+            ("known", str(answer.known_count)),
+            ("released/s", cells.number(answer.releases_per_second)),
+            ("observed", str(answer.observed_count)),
+            ("endpoints", cells.text(source)),
+        ]
+    )
+    printer.line()
+    printer.table(
+        ("class", "rank", "queued", "in flight", "tenants", "oldest wait", "retiring"),
+        [
+            (
+                each.name,
+                str(each.rank),
+                cells.count(each.queued_count),
+                cells.count(each.in_flight_slots),
+                cells.count(each.tenant_count),
+                cells.duration(each, "oldest_wait"),
+                cells.yes(each.retiring),
+            )
+            for each in answer.classes
+        ],
+        numbers=("rank", "queued", "in flight", "tenants", "oldest wait"),
+    )
+    printer.line()
+    _endpoints(printer, answer.endpoints)
+
+
+@click.command("endpoints", cls=Command)
+@click.option("--pool", default="", shell_complete=complete_pool, help="Of this pool only.")
+@pass_session
+def endpoints(session: Session, pool: str) -> None:
+    """All endpoints: what is inside them, and what their pages say."""
+    answer = gather(session, "ListEndpoints", admin_pb2.ListEndpointsRequest(pool=pool), "endpoints")
+    printer = session.printer
+    if printer.for_people:
+        _endpoints(printer, answer.endpoints)
+    else:
+        printer.message(answer)
+
+
+def mode_text(pool: admin_pb2.Pool) -> str:
+    mode = cells.word(pool, "mode")
+    if pool.percentage >= 100:  # also where the mode is for nobody, that is said
+        return mode
+    return f"{mode} {pool.percentage:g}% of {cells.word(pool, 'percentage_of')}"
+
+
+def traffic_text(pool: admin_pb2.Pool) -> str:
+    return "retiring" if pool.retiring else cells.word(pool, "traffic")
+
+
+def pool_row(pool: admin_pb2.Pool) -> Sequence[str]:
+    """By POOL_HEADS."""
+    return (
+        pool.name,
+        mode_text(pool),
+        traffic_text(pool),
+        cells.count(pool.queued_count),
+        cells.size(pool.queued_bytes),
+        cells.count(pool.in_flight_slots),
+        cells.number(pool.releases_per_second),
+        cells.count(pool.observed_count),
+        str(len(pool.endpoints)),
+    )
+
+
+def _endpoints(printer: Printer, found: Iterable[admin_pb2.Endpoint]) -> None:
+    numbers = ("in flight", "capacity", "foreign", "running", "waiting", "kv", "tpot", "page age")
+    printer.table(
+        ("endpoint", "pool", "stance", *numbers, "engine", "priority by", "last error"),
+        [
+            (
+                each.address,
+                each.pool,
+                cells.word(each, "stance"),
+                cells.count(each.in_flight_slots),
+                cells.number(each.capacity),
+                cells.count(each.foreign_count),
+                cells.optional(each, "running_count"),
+                cells.optional(each, "waiting_count"),
+                cells.optional(each, "kv_usage_ratio"),
+                cells.duration(each, "time_per_output_token"),
+                cells.duration(each, "page_age"),
+                cells.text(each.dialect),
+                cells.text(each.priority_told),
+                cells.text(each.last_error),
+            )
+            for each in found
+        ],
+        numbers=numbers,
+    )

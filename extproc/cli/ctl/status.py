@@ -1,0 +1,62 @@
+"""`fairlane ctl status`."""
+
+from __future__ import annotations
+
+import click
+
+from extproc.cli.ctl import cells
+from extproc.cli.ctl.output import note
+from extproc.cli.ctl.session import Command, Session, pass_session
+from extproc.pb.admin.v1 import admin_pb2
+
+
+@click.command("status", cls=Command)
+@pass_session
+def status(session: Session) -> None:
+    """The service, its configuration, what will undo itself, and who asks."""
+    answer = session.call("GetStatus", admin_pb2.GetStatusRequest())
+    printer = session.printer
+    if not printer.for_people:
+        printer.message(answer)
+        return
+    file, state = answer.file, answer.state
+    printer.pairs(
+        [
+            ("version", cells.text(answer.version)),
+            ("started", cells.time(answer, "start_time")),
+            ("serving", cells.yes(answer.serving) if answer.serving else "no: it drains"),
+            ("revision", str(answer.revision)),
+            ("etag", cells.text(answer.etag)),
+            ("file", cells.text(file.path)),
+            ("loaded", cells.time(file, "load_time")),
+            ("overrides", str(answer.override_count)),
+            ("state", state.path or "in memory: changes are gone with the process (admin.state keeps them)"),
+            ("recording", recording_text(answer.recording)),
+            ("pools", str(answer.pool_count)),
+            ("queued", str(answer.queued_count)),
+            ("in flight", str(answer.in_flight_slots)),
+            ("observed", str(answer.observed_count)),
+            ("watchers", str(answer.watcher_count)),
+            ("you are", f"{cells.text(answer.caller)} ({cells.word(answer, 'caller_role')})"),
+        ]
+    )
+    if answer.expiries:
+        printer.line()
+        printer.table(
+            ("expires", "revision", "paths", "error"),
+            [
+                (cells.time(e, "expire_time"), str(e.revision), ", ".join(e.paths), cells.text(e.error))
+                for e in answer.expiries
+            ],
+            numbers=("revision",),
+        )
+    if not file.good and (file.path or file.error):
+        note(f"Warning: the file cannot be used as it is now, and the one before it goes on: {file.error}")
+    if state.read_only:
+        note(f"Warning: nothing can be changed: {state.error}")
+
+
+def recording_text(recording: admin_pb2.RecordingStatus) -> str:
+    if recording.stopped_by_error:
+        return "stopped by an error: see the log"
+    return f"on: {', '.join(recording.files)}" if recording.active else "off"
