@@ -85,8 +85,9 @@ def worked_out(now: InForce, change: Change, expires_at: float | None, started: 
     except ConfigError as error:
         if made.file is None or not made.overlay.settings:
             raise
+        candidate(now, Overlay(), made.file, started)  # raises where the file itself is at fault
         raise ConfigError(
-            f"with the {len(made.overlay.settings)} settings that were changed live it is no configuration: {error}",
+            f"with what was changed live ({len(made.overlay.settings)} settings) it is no configuration: {error}",
             error.faults,
         ) from error
 

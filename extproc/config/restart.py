@@ -21,7 +21,7 @@ def needs_restart(old: Config, new: Config, started: Config | None = None) -> li
     faults = []
     for name in _WHOLE_SECTIONS:
         before, after = written_part(getattr(old, name)), written_part(getattr(new, name))
-        faults += [Fault(path_text(change.path), "needs a restart") for change in differences(before, after, (name,))]
+        faults += [Fault(path_text(change.path), _told()) for change in differences(before, after, (name,))]
     pools = {pool.name: pool for pool in old.pools}
     for pool in new.pools:
         known = pools.get(pool.name)
@@ -32,12 +32,12 @@ def needs_restart(old: Config, new: Config, started: Config | None = None) -> li
             (("pick", "by"), known.pick.by, pool.pick.by),
         ):
             if was != will:
-                faults.append(Fault(path_text(("pools", pool.name, *path)), f"needs a restart: {was} to {will}"))
+                faults.append(Fault(path_text(("pools", pool.name, *path)), _told(f"from {was} to {will}")))
     most = (started or old).requests.max_body
     if new.requests.max_body > most:
-        faults.append(
-            Fault(
-                "requests.max_body", f"needs a restart beyond {written_size(most)}, with which the server was started"
-            )
-        )
+        faults.append(Fault("requests.max_body", _told(f"the server was started for {written_size(most)} at most")))
     return faults
+
+
+def _told(detail: str = "") -> str:
+    return f"needs a restart{f' ({detail})' if detail else ''}: change it in the file, and restart"

@@ -555,7 +555,7 @@ def _with(**parts: Any) -> dict[str, Any]:
         ("", "found nothing"),
         (_with(pools=[]), "pools"),
         (_with(listen={"admin": "127.0.0.1:1"}), "needs a restart"),
-        (_with(default_class="batch", classes={"batch": {"rank": 1, "priority": 0}}), "were changed live"),
+        (_with(default_class="batch", classes={"batch": {"rank": 1, "priority": 0}}), "was changed live"),
     ],
 )
 async def test_a_bad_file_is_kept_out_and_told_once(case: Case, content: Any, says: str) -> None:

@@ -44,9 +44,11 @@ def test_every_fairlane_command_that_is_named_exists(page: Path) -> None:
 
 
 def commands(page: Path) -> Iterator[list[str]]:
-    """Command lines that are written out, as `fairlane bench core` or on a line of a shell block."""
+    """Command lines that are written out, as `fairlane bench core`, on a line of a shell block, or behind a prompt."""
     for line in re.findall(r"(?:^|`)(?:\.venv/bin/)?fairlane ([a-z][^`#\n]*)", page.read_text(), re.MULTILINE):
         yield [word for word in shlex.split(line) if word != "--help"]
+    for line in re.findall(r"^\$ fairlane (.*)$", page.read_text(), re.MULTILINE):
+        yield shlex.split(line)
 
 
 def test_the_pages_about_benchmarks_name_the_commands() -> None:
@@ -82,9 +84,40 @@ def test_every_link_to_a_file_leads_somewhere(page: Path) -> None:
 def test_files_that_the_way_of_a_request_names_exist() -> None:
     text = (ROOT / "docs/how-it-works.md").read_text()
     for name in re.findall(
-        r"`((?:extproc|core|edge|engines|config|sim|telemetry|envoy|tests|docs)/[a-z0-9_./]+)`", text
+        r"`((?:extproc|core|edge|engines|config|admin|cli|sim|telemetry|envoy|proto|tests|docs)/[a-z0-9_./]+)`", text
     ):
         assert (ROOT / name).exists() or (ROOT / "extproc" / name).exists(), name
+
+
+def test_the_page_for_operators_has_every_command_of_ctl_under_a_role() -> None:
+    ctl = main.get_command(click.Context(main), "ctl")
+    assert isinstance(ctl, click.Group)
+    text = (ROOT / "docs/admin.md").read_text()
+    rows = dict(re.findall(r"^\| (viewer|operator|admin) \| .* \| (`.*`) \|$", text, re.MULTILINE))
+    named = {command: role for role, cells in rows.items() for command in re.findall(r"`([a-z ]+)`", cells)}
+    there = set()
+    for name in ctl.list_commands(click.Context(ctl)):
+        command = ctl.get_command(click.Context(ctl), name)
+        inner = command.list_commands(click.Context(command)) if isinstance(command, click.Group) else [""]
+        there |= {f"{name} {each}".strip() for each in inner}
+    assert set(named) == there - {"completion"}
+    assert "fairlane ctl completion" in text
+
+
+def test_the_settings_of_the_page_for_operators_are_settings() -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/admin.md").read_text(), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        assert parse('pools: [{name: llama, models: ["*"], endpoints: ["127.0.0.1:8001"]}]\n' + block).admin.state
+
+
+def test_tests_that_the_page_about_faults_names_exist() -> None:
+    text = (ROOT / "docs/operations.md").read_text()
+    for file, name in re.findall(r"`(tests/[a-z_/]+\.py|[a-z_]+\.py)(?:::([a-z_0-9]+))?[^`]*`", text):
+        path = ROOT / file if "/" in file else ROOT / "tests/e2e" / file
+        if file.startswith(("tests/", "test_")):
+            assert path.exists(), file
+            assert not name or f"def {name}(" in path.read_text(), (file, name)
 
 
 def test_the_least_configuration_is_one() -> None:

@@ -64,8 +64,8 @@ def test_pools_are_compared_by_name() -> None:
     assert needs_restart(from_data({"pools": [OTHER]}), old) == []
     swapped = from_data({"pools": [POOL, {**OTHER, "cost": {"unit": "requests"}}]})
     assert needs_restart(old, swapped) == [
-        Fault("pools.sim.cost.unit", "needs a restart: requests to tokens"),
-        Fault("pools.other.cost.unit", "needs a restart: tokens to requests"),
+        Fault("pools.sim.cost.unit", "needs a restart (from requests to tokens): change it in the file, and restart"),
+        Fault("pools.other.cost.unit", "needs a restart (from tokens to requests): change it in the file, and restart"),
     ]
 
 
@@ -73,5 +73,8 @@ def test_the_largest_body_goes_by_what_the_server_was_started_with() -> None:
     small, large = good(requests={"max_body": "1MiB"}), good(requests={"max_body": "8MiB"})
     assert needs_restart(small, large, large) == []
     assert needs_restart(small, large) == [
-        Fault("requests.max_body", "needs a restart beyond 1MiB, with which the server was started")
+        Fault(
+            "requests.max_body",
+            "needs a restart (the server was started for 1MiB at most): change it in the file, and restart",
+        )
     ]

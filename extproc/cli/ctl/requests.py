@@ -86,7 +86,9 @@ def explain(session: Session, id: str | None, x_request_id: str | None) -> None:
         printer.line(answer.next)
     printer.line()
     holds = cells.text(answer.hold) + (f" ({answer.name})" if answer.name else "")
-    found = f"{cells.optional(answer, 'value')} of {cells.optional(answer, 'limit')}"
+    found = cells.optional(answer, "value")
+    if answer.limit:  # what is only counted is held against nothing
+        found += f" of {cells.optional(answer, 'limit')}"
     printer.pairs(
         [
             ("request", request.id),

@@ -51,7 +51,8 @@ def status(session: Session) -> None:
             numbers=("revision",),
         )
     if not file.good and (file.path or file.error):
-        note(f"Warning: the file cannot be used as it is now, and the one before it goes on: {file.error}")
+        told = "; ".join(file.error.splitlines())
+        note(f"Warning: the file cannot be used as it is now, and the one before it goes on: {told}")
     if state.read_only:
         note(f"Warning: nothing can be changed: {state.error}")
 
