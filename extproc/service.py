@@ -55,7 +55,14 @@ class Service:
 
     async def run(self, stop: asyncio.Event, hurry: asyncio.Event) -> None:
         """Serve until `stop` is set; end at once when `hurry` is too. Raises StartError."""
-        self.revisions = revisions = await asyncio.to_thread(Revisions.open, self._file, self.config.admin)
+        self.revisions = await asyncio.to_thread(Revisions.open, self._file, self.config.admin)
+        try:
+            await self._run(stop, hurry)
+        finally:
+            await self.revisions.close()
+
+    async def _run(self, stop: asyncio.Event, hurry: asyncio.Event) -> None:
+        revisions = self.revisions
         config = self.config = revisions.config
         listen = config.listen
         try:
@@ -110,7 +117,6 @@ class Service:
             task.cancel()
         await asyncio.gather(*following, *self._reloads, return_exceptions=True)
         await pools.stop()
-        await revisions.close()
         tracking.close()
         log.info("stopped")
 
