@@ -8,6 +8,7 @@ import importlib.util
 import click
 
 _COMMANDS = {
+    "admin": "extproc.cli.bench_admin:admin",
     "affinity": "extproc.cli.bench_affinity:affinity",
     "core": "extproc.cli.bench_core:core",
     "fairness": "extproc.cli.bench_fairness:fairness",
@@ -31,4 +32,5 @@ class _Lazy(click.Group):
 
 @click.group("bench", cls=_Lazy)
 def bench() -> None:
-    """Benchmarks: fairness in virtual time, the speed of the core, reading of metrics, and the gateway on the wire."""
+    """Benchmarks: fairness in virtual time, the speed of the core, reading of metrics, the gateway on the wire, live
+    changes."""
