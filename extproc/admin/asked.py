@@ -19,6 +19,7 @@ from extproc.admin.values import plain_of
 from extproc.config.faults import ConfigError, Fault, Path, parse_path, path_text
 from extproc.config.model import Config
 from extproc.config.overlay import Overlay
+from extproc.config.schema import meant
 from extproc.core.scheduler import Scheduler
 from extproc.pb.admin.v1 import admin_pb2 as pb
 
@@ -90,7 +91,7 @@ def a_pool(request: pb.SetPoolRequest, config: Config) -> Asked:
     name = fields.checked_name(request.pool, "pool")
     known = [pool.name for pool in config.pools]
     if name not in known:
-        told = f"there is no pool {name!r}; there are {', '.join(known)}"
+        told = f"there is no pool {name!r}; {meant(name, known, 'there is ')}"
         raise AdminError(grpc.StatusCode.NOT_FOUND, told, [Violation("pool", told)])
     chosen = fields.choose(request, fields.POOL)
     if not chosen.keys:

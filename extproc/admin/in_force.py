@@ -33,7 +33,7 @@ class InForce:
     def of(cls, number: int, file: FileData, overlay: Overlay) -> InForce:
         """Raises ConfigError."""
         data = overlay.over(file.data)
-        return cls(number, file, overlay, data, from_data(data))
+        return cls(number, file, overlay, data, from_data(data, None))
 
     @property
     def etag(self) -> str:

@@ -79,17 +79,21 @@ def parse_data(text: str, name: str = "configuration") -> dict[str, Any]:
     return data
 
 
-def from_data(data: Mapping[str, Any], name: str = "configuration") -> Config:
-    """Validate what a file holds. Raises ConfigError."""
+def from_data(data: Mapping[str, Any], name: str | None = "configuration") -> Config:
+    """Validate what a file holds. `name`: of the file, in messages; None: it is no file that anybody looks into, and
+    pools are told by their names. Raises ConfigError."""
     try:
         return Config.model_validate(data)
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)
-        lines = [f"{name}: {_line(each)}" for each in found[:_MOST_FAULTS]]
         faults = [_fault(each, data) for each in found[:_MOST_FAULTS]]
         if len(found) > _MOST_FAULTS:
             faults.append(Fault("", f"and {len(found) - _MOST_FAULTS} more faults"))
-            lines.append(f"{name}: {faults[-1].message}")
+        if name is None:
+            lines = [f"{each.path}: {each.message}" if each.path else each.message for each in faults]
+        else:
+            lines = [f"{name}: {_line(each)}" for each in found[:_MOST_FAULTS]]
+            lines += [f"{name}: {each.message}" for each in faults[_MOST_FAULTS:]]
         raise ConfigError("\n".join(lines), faults) from error
 
 

@@ -331,7 +331,7 @@ async def test_a_pool_that_is_not_there() -> None:
     case = Case()
     request = admin_pb2.SetPoolRequest(pool="lama", traffic=admin_pb2.PAUSED, reason="test")
     wrong = await case.refused("SetPool", request, grpc.StatusCode.NOT_FOUND)
-    assert wrong["pool"] == "there is no pool 'lama'; there are llama"
+    assert wrong["pool"] == "there is no pool 'lama'; did you mean llama?"
     assert (await case.outcomes())[-1] == ("SetPool", "NOT_FOUND")
 
 
