@@ -18,7 +18,6 @@ and what they have learnt, stay.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -97,14 +96,21 @@ class Fleet:
     """Of one pool. To be used from one event loop."""
 
     def __init__(
-        self, pool: Pool, driver: PoolDriver, ways: Ways, metrics: Metrics, endpoints: EndpointSet | None = None
+        self,
+        pool: Pool,
+        driver: PoolDriver,
+        ways: Ways,
+        metrics: Metrics,
+        endpoints: EndpointSet | None = None,
+        access: Access | None = None,
     ) -> None:
-        """`endpoints`: None: those that the pool's configuration names. Raises AccessError."""
+        """`endpoints`: None: those that the pool's configuration names. `access`: None: read as that says, which raises
+        AccessError."""
         self.pool = pool
         self._driver = driver
         self._ways = ways
         self._metrics = metrics
-        self._access = Access.of(pool.metrics, pool.name)
+        self._access = access or Access.of(pool.metrics, pool.name)
         self._envoy_after_s = _envoy_after_s(pool.endpoints)
         self._emptied = False  # the set was empty at last
         self._in_use_at = float("-inf")  # the first endpoints after an empty set, see `_add_later`
@@ -127,8 +133,10 @@ class Fleet:
                 finally:
                     changing.cancel()
                     running.cancel()
-                    with contextlib.suppress(asyncio.CancelledError):
-                        await running
+                    # Not awaited itself: its cancellation, and ours, could not be told apart.
+                    await asyncio.wait((running,))
+                if not running.cancelled():
+                    running.result()
         finally:
             tasks = [task for member in self._members.values() for task in member.tasks]
             for task in tasks:

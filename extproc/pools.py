@@ -1,13 +1,13 @@
 """The pools at work: by which configuration they run, and how they come to run by another.
 
-    prepare   everything that can fail: policies are checked, files of keys and certificates are read, new parts are
-              made. Nothing of it is in force yet, and it may be thrown away.
+    prepare   everything that can fail: policies are checked, files of keys and certificates are read. Nothing of it is
+              in force yet, nothing is written or started, and it may be thrown away.
     commit    what `prepare` gives. Puts all of it in force within one turn of the event loop, so that no request is
               decided by half of it.
 
 What waits and runs goes on through a change (`core.policy_change`). A pool that is gone from the configuration takes
-nothing more in, goes on until what it has is done, and is then forgotten; should it come back before, it takes up where
-it was.
+nothing more in, goes on until what it has is done, also where it was paused, and is then forgotten. Should it come back
+before, it takes up where it was.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
@@ -24,20 +23,19 @@ import structlog
 from extproc.admin.control import RecordingState
 from extproc.config.load import ConfigError, Fault
 from extproc.config.model import Config
-from extproc.config.recording import Recording
 from extproc.config.scheduling import Pool
-from extproc.core.model import PoolPolicy
+from extproc.core.model import PoolPolicy, Traffic
 from extproc.core.policy_check import check_change
 from extproc.edge.driver import PoolDriver
-from extproc.edge.gate import Gate
+from extproc.edge.gate import Gate, Rules
 from extproc.edge.key_file import KeyFileError, Keys
 from extproc.edge.rollout import observes
 from extproc.edge.stream import ExternalProcessor
 from extproc.edge.ways import Ways
-from extproc.engines.access import AccessError
+from extproc.engines.access import Access, AccessError
 from extproc.fleet import Fleet
 from extproc.telemetry.metrics import Metrics
-from extproc.telemetry.recording import Parts, Recorder
+from extproc.telemetry.recording import Parts, Recorder, is_recording
 
 log = structlog.get_logger()
 
@@ -53,20 +51,23 @@ class Running:
     tape: Recorder | None = None
     engines: asyncio.Task[None] | None = None
     ending: asyncio.Task[None] | None = None  # it is retired, and goes on until what it has is done
+    closing: bool = False  # a tape is being closed: the next one waits for it
 
     @property
     def retiring(self) -> bool:
         return self.ending is not None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Prepared:
     """What another configuration needs, by pool name."""
 
+    policies: dict[str, PoolPolicy]
     keys: Keys
-    fleets: dict[str, Callable[[], None]] = field(default_factory=dict)  # of pools that are there already
-    ways: dict[str, Ways] = field(default_factory=dict)
-    new: dict[str, Running] = field(default_factory=dict)
+    ways: dict[str, Ways]
+    access: dict[str, Access]  # of pools that are to begin
+    fleets: dict[str, Callable[[], None]]  # of pools that go on
+    rules: Rules
 
 
 class Pools:
@@ -81,7 +82,9 @@ class Pools:
         self._keys = Keys(config)
         self._watching: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[Any]] = set()
-        self._pools = {pool.name: self._made(config, pool, Ways.configured(pool)) for pool in config.pools}
+        self._pools = {
+            pool.name: self._made(pool, config.pool_policy(pool), Ways.configured(pool)) for pool in config.pools
+        }
         self.gate = Gate(config, self._drivers(), metrics, self._keys, self._ways())
 
     def start(self, processor: ExternalProcessor) -> None:
@@ -125,72 +128,76 @@ class Pools:
 
     # -- another configuration --------------------------------------------------------------------
 
+    def check(self, config: Config) -> None:
+        """Whether what runs could go by `config`; no file is looked at. May be called from a thread. Raises
+        ConfigError."""
+        _refuse(_impossible(dict(self._pools), _policies(config)))
+
     async def prepare(self, config: Config) -> Callable[[], None]:
-        """Make ready to run by `config`; the result does it, and does not raise. Not to be called again before that.
-        Raises ConfigError for what cannot be while pools run, or cannot be read."""
-        policies = {pool.name: config.pool_policy(pool) for pool in config.pools}
-        faults = [*self._impossible(policies), *_unwritable(config.recording, self.config.recording)]
-        if faults:
-            raise ConfigError("\n".join(f"{fault.path}: {fault.message}" for fault in faults), faults)
-        prepared = await asyncio.to_thread(self._read_files, config)
-        for pool in config.pools:
-            if pool.name not in self._pools:
-                prepared.new[pool.name] = self._made(config, pool, prepared.ways[pool.name])
-        drivers = self._drivers() | {name: running.driver for name, running in prepared.new.items()}
-        gate = self.gate.prepare(config, drivers, prepared.keys, self._ways() | prepared.ways)
+        """Make ready to run by `config`. The result does it, and does not raise; it may be thrown away, since nothing
+        is made before that but in memory. Raises ConfigError for what cannot be while pools run, or cannot be read."""
+        prepared = await asyncio.to_thread(self._read, config, dict(self._pools))
 
         def commit() -> None:
-            old, self.config = self.config, config
-            self._pools |= prepared.new
-            for pool in config.pools:
-                self._change(pool, policies[pool.name], prepared)
-            for name, running in self._pools.items():
-                if name not in policies and not running.retiring:
-                    self._retire(running)
-            self.gate.configure(gate)
-            for pool in config.pools:
-                self._follow_mode(self._pools[pool.name])
-            if config.recording != old.recording:
-                self._record_anew()
-            if prepared.keys is not self._keys:
-                self._keys = prepared.keys
-                self._watch_keys()
+            try:
+                self._commit(config, prepared)
+            except BaseException:
+                self._metrics.fault("configuration")
+                raise
 
         return commit
 
-    def _impossible(self, policies: dict[str, PoolPolicy]) -> list[Fault]:
-        faults = []
-        for name, policy in policies.items():
-            running = self._pools.get(name)
-            if running is not None:
-                try:
-                    check_change(running.driver.scheduler.policy, policy)
-                except ValueError as error:
-                    faults.append(Fault(f"pools.{name}", str(error)))
-        return faults
-
-    def _read_files(self, config: Config) -> _Prepared:
-        """In a thread. Raises ConfigError."""
+    def _read(self, config: Config, pools: dict[str, Running]) -> _Prepared:
+        """In a thread: with thousands of tenants, or files of keys, it takes a while. Raises ConfigError."""
+        policies = _policies(config)
+        _refuse([*_impossible(pools, policies), *_unwritable(config, self.config)])
         try:
             keys = self._keys if _same_keys(config, self.config) else Keys(config)
         except KeyFileError as error:
             raise _refused("identity", error) from None
-        prepared = _Prepared(keys)
+        ways: dict[str, Ways] = {}
+        access: dict[str, Access] = {}
+        fleets: dict[str, Callable[[], None]] = {}
+        for pool in config.pools:
+            running = pools.get(pool.name)
+            same = running is not None and _told(pool) == _told(running.pool)
+            ways[pool.name] = running.ways if running is not None and same else Ways.configured(pool)
+            try:
+                if running is None or running.retiring:  # which may be over when it is to go on
+                    access[pool.name] = Access.of(pool.metrics, pool.name)
+                if running is not None and pool != running.pool:
+                    fleets[pool.name] = running.fleet.prepare(pool, ways[pool.name])
+            except AccessError as error:
+                raise _refused(f"pools.{pool.name}.metrics", error) from None
+        return _Prepared(policies, keys, ways, access, fleets, self.gate.prepare(config, {}, keys, ways))
+
+    def _commit(self, config: Config, prepared: _Prepared) -> None:
+        old, self.config = self.config, config
+        switched = []
         for pool in config.pools:
             running = self._pools.get(pool.name)
-            if running is None or _told(pool) != _told(running.pool):
-                prepared.ways[pool.name] = Ways.configured(pool)
+            if running is None:
+                self._add(pool, prepared)
             else:
-                prepared.ways[pool.name] = running.ways
-            if running is not None and pool != running.pool:
-                try:
-                    prepared.fleets[pool.name] = running.fleet.prepare(pool, prepared.ways[pool.name])
-                except AccessError as error:
-                    raise _refused(f"pools.{pool.name}.metrics", error) from None
-        return prepared
+                if _mode(running.pool) != _mode(pool):
+                    switched.append(running)
+                self._change(running, pool, prepared)
+        for name, running in self._pools.items():
+            if name not in prepared.policies and not running.retiring:
+                self._retire(running)
+        self.gate.configure(replace(prepared.rules, drivers=self._drivers(), ways=self._ways()))
+        for running in switched:
+            running.driver.observe(observes(running.pool))
+            if self._processor is not None:
+                self._processor.let_pass(running.pool.name)
+        if config.recording != old.recording:
+            self._record_anew()
+        if prepared.keys is not self._keys:
+            self._keys = prepared.keys
+            self._watch_keys()
 
-    def _change(self, pool: Pool, policy: PoolPolicy, prepared: _Prepared) -> None:
-        running = self._pools[pool.name]
+    def _change(self, running: Running, pool: Pool, prepared: _Prepared) -> None:
+        policy = prepared.policies[pool.name]
         if running.ending is not None:
             running.ending.cancel()
             running.ending = None
@@ -200,30 +207,32 @@ class Pools:
         take = prepared.fleets.get(pool.name)
         if take is not None:
             take()
-        if pool.name in prepared.new and self._processor is not None:
-            self._start(running)
-
-    def _follow_mode(self, running: Running) -> None:
-        running.driver.observe(observes(running.pool))
-        if self._processor is not None:
-            self._processor.let_pass(running.pool.name)
 
     # -- pools that come and go -------------------------------------------------------------------
 
-    def _made(self, config: Config, pool: Pool, ways: Ways) -> Running:
-        """Raises AccessError."""
-        policy = config.pool_policy(pool)
+    def _add(self, pool: Pool, prepared: _Prepared) -> None:
+        policy, ways = prepared.policies[pool.name], prepared.ways[pool.name]
+        running = self._pools[pool.name] = self._made(pool, policy, ways, prepared.access[pool.name])
+        if self._processor is not None:
+            self._start(running)
+
+    def _made(self, pool: Pool, policy: PoolPolicy, ways: Ways, access: Access | None = None) -> Running:
+        """`access`: None: read it, which raises AccessError."""
         # Those that are known beforehand are there when the port opens, so that nothing waits for want of them.
-        tape = self._tape(config.recording, pool.name, policy)
+        tape = self._tape(pool.name, policy)
         driver = PoolDriver(policy, pool.endpoints.known, asyncio.get_running_loop(), self._metrics, tape)
         driver.observe(observes(pool))
-        return Running(pool, driver, ways, Fleet(pool, driver, ways, self._metrics), tape)
+        return Running(pool, driver, ways, Fleet(pool, driver, ways, self._metrics, access=access), tape)
 
     def _start(self, running: Running) -> None:
         running.engines = asyncio.create_task(running.fleet.run(), name=f"engines of {running.pool.name}")
 
     def _retire(self, running: Running) -> None:
+        """What it holds gets its turn: nobody could resume a pool that is not configured any more."""
+        policy = running.driver.scheduler.policy
         log.info("pool retires", pool=running.pool.name, held=running.driver.scheduler.queued)
+        if policy.traffic is not Traffic.OPEN:
+            running.driver.reconfigure(replace(policy, traffic=Traffic.OPEN))
         running.ending = asyncio.create_task(self._end(running), name=f"end of {running.pool.name}")
 
     async def _end(self, running: Running) -> None:
@@ -256,29 +265,27 @@ class Pools:
         for running in self._pools.values():
             old, running.tape = running.tape, None
             running.driver.set_tape(None)
-            if old is None:
-                self._record(running)
-            else:
+            if old is not None:
+                running.closing = True
                 self._do(self._record_after(old, running))
+            elif not running.closing:
+                self._record(running)
 
     async def _record_after(self, old: Recorder, running: Running) -> None:
-        """Two must not write to one file."""
+        """Two must not write to one file. What is recorded then is as the configuration says then."""
         await old.closed()
-        if running.tape is None:
-            self._record(running)
+        running.closing = False
+        self._record(running)
 
     def _record(self, running: Running) -> None:
         if not running.retiring:
             driver = running.driver
-            running.tape = self._tape(
-                self.config.recording, running.pool.name, driver.scheduler.policy, driver.endpoints
-            )
+            running.tape = self._tape(running.pool.name, driver.scheduler.policy, driver.endpoints)
             driver.set_tape(running.tape)
 
-    def _tape(
-        self, settings: Recording, pool: str, policy: PoolPolicy, endpoints: tuple[str, ...] | None = None
-    ) -> Recorder | None:
+    def _tape(self, pool: str, policy: PoolPolicy, endpoints: tuple[str, ...] | None = None) -> Recorder | None:
         """`endpoints`: in use by now; None: it begins with the scheduler."""
+        settings = self.config.recording
         path = settings.file_of(pool)
         if path is None:
             return None
@@ -295,6 +302,27 @@ class Pools:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+def _policies(config: Config) -> dict[str, PoolPolicy]:
+    return {pool.name: config.pool_policy(pool) for pool in config.pools}
+
+
+def _impossible(pools: dict[str, Running], policies: dict[str, PoolPolicy]) -> list[Fault]:
+    faults = []
+    for name, policy in policies.items():
+        running = pools.get(name)
+        if running is not None:
+            try:
+                check_change(running.driver.scheduler.policy, policy)
+            except ValueError as error:
+                faults.append(Fault(f"pools.{name}", str(error)))
+    return faults
+
+
+def _refuse(faults: list[Fault]) -> None:
+    if faults:
+        raise ConfigError("\n".join(f"{fault.path}: {fault.message}" for fault in faults), faults)
 
 
 def _refused(path: str, error: Exception) -> ConfigError:
@@ -316,13 +344,24 @@ def _told(pool: Pool) -> tuple[object, ...]:
     return pool.engine, pool.priority_via, pool.priority_order
 
 
-def _unwritable(new: Recording, old: Recording) -> list[Fault]:
-    """A recording that would fail at its first event."""
-    if new.file is None or new == old:
+def _mode(pool: Pool) -> tuple[object, ...]:
+    return pool.mode, pool.percentage, pool.percentage_of
+
+
+def _unwritable(new: Config, old: Config) -> list[Fault]:
+    """A recording that would fail at its first event, or put aside what is none."""
+    if new.recording.file is None or new.recording == old.recording:
         return []
-    folder = Path(new.file).absolute().parent
-    while not folder.exists():
-        folder = folder.parent
-    if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK):
-        return []
-    return [Fault("recording.file", f"{folder} cannot be written to by this process")]
+    paths = [path for pool in new.pools if (path := new.recording.file_of(pool.name)) is not None]
+    try:
+        folder = paths[0].absolute().parent
+        while not folder.exists():
+            folder = folder.parent
+        if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+            return [Fault("recording.file", f"{folder} cannot be written to by this process")]
+        for path in paths:
+            if path.exists() and not is_recording(path):
+                return [Fault("recording.file", f"{path} is there and is no recording: name another file")]
+    except (OSError, ValueError) as error:  # ValueError: a path that no system has
+        return [Fault("recording.file", f"{new.recording.file!r} cannot be used: {error}")]
+    return []

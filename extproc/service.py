@@ -159,6 +159,9 @@ class Service:
 
     # -- what the admin API asks for (`admin.control`) --------------------------------------------
 
+    def check(self, config: Config) -> None:
+        self._pools.check(config)
+
     async def prepare(self, config: Config) -> Callable[[], None]:
         return await self._pools.prepare(config)
 

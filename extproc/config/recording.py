@@ -23,6 +23,13 @@ class Recording(Section):
     keep: Annotated[int, Field(ge=1, le=1000)] = 4  # files for each pool, the one being written among them
     tenants: Literal["plain", "hashed"] = "plain"
 
+    @field_validator("file", "directory")
+    @classmethod
+    def _path(cls, value: str | None) -> str | None:
+        if value is not None and "\0" in value:
+            raise ValueError("must be a path, and has a zero character")
+        return value
+
     @field_validator("max_size")
     @classmethod
     def _room(cls, value: int) -> int:

@@ -192,7 +192,16 @@ class Metrics:
         self._access_log = _Counts(
             "fairlane_access_log_entries", "Access-log entries by what was made of them", ["kind"]
         )
-        for where in ("stream", "scheduler", "recording", "key_file", "engines", "observer"):
+        for where in (
+            "stream",
+            "scheduler",
+            "recording",
+            "key_file",
+            "engines",
+            "observer",
+            "configuration",
+            "token_file",
+        ):
             self._faults.labels(where)
         self.registry.register(self)
 

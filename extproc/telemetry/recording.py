@@ -115,6 +115,16 @@ def _create(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640), "wb")
 
 
+def is_recording(path: Path) -> bool:
+    """Whether a file may be put aside for another recording: it is one, or empty. Raises OSError."""
+    with path.open("rb") as file:
+        start = file.read(256)
+    if start.startswith(b"\x1f\x8b"):
+        with suppress(zlib.error):
+            start = zlib.decompressobj(wbits=_GZIP).decompress(start, 64)
+    return not start or start.startswith(b'{"fairlane_recording"')
+
+
 class _Header(bytes):
     """In the buffer: a part begins here."""
 

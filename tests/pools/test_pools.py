@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,10 @@ async def until(wanted: Any) -> None:
     async with asyncio.timeout(10):
         while not wanted():  # noqa: ASYNC110 - the other side tells nobody
             await asyncio.sleep(0.001)
+
+
+def names_in(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
 
 
 def read(file: Path) -> list[Any]:
@@ -246,3 +251,80 @@ async def test_a_recording_where_nothing_can_be_written(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="cannot be written") as error:
             await case.pools.prepare(a_config(recording={"file": str(tmp_path / "file" / "traffic.jsonl")}))
         assert [fault.path for fault in error.value.faults] == ["recording.file"]
+
+
+async def test_what_is_only_prepared_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Whoever may only ask must not write, nor make threads and open files."""
+    victim = tmp_path / "state.db"
+    victim.write_text("precious")
+    async with at_work() as case:
+        threads = threading.active_count()
+        other = a_pool("db", endpoints=[E2])
+        with pytest.raises(ConfigError, match="is no recording"):
+            await case.pools.prepare(a_config(a_pool(), other, recording={"file": str(tmp_path / "state")}))
+        await case.pools.prepare(a_config(a_pool(), other, recording={"file": str(tmp_path / "new" / "traffic")}))
+        for _ in range(3):
+            await case.pools.prepare(a_config(a_pool(), other))
+        assert threading.active_count() <= threads + 1  # of the pool that files are read in
+    assert names_in(tmp_path) == ["state.db"]
+    assert victim.read_text() == "precious"
+
+
+async def test_a_check_reads_no_file(tmp_path: Path) -> None:
+    async with at_work() as case:
+        metrics = {"interval": "60s", "idle_interval": "60s", "token_file": str(tmp_path / "none")}
+        case.pools.check(a_config(a_pool(metrics=metrics)))
+        with pytest.raises(ConfigError):
+            case.pools.check(a_config(a_pool(cost={"unit": "time"})))
+
+
+async def test_a_recording_at_a_path_that_no_system_has(tmp_path: Path) -> None:
+    async with at_work() as case:
+        with pytest.raises(ConfigError, match="cannot be used") as error:
+            await case.pools.prepare(a_config(recording={"file": str(tmp_path / ("x" * 300))}))
+        assert [fault.path for fault in error.value.faults] == ["recording.file"]
+    with pytest.raises(ConfigError, match="zero character"):
+        a_config(recording={"file": "zero\0"})
+
+
+async def test_a_pool_that_ends_between_asking_and_doing_begins_anew() -> None:
+    async with at_work() as case:
+        inside, held = await full(case)
+        driver = case.pools.named("sim").driver
+        await case.change(a_config(a_pool("other", endpoints=[E2])))
+        commit = await case.pools.prepare(a_config(a_pool(max_queued=7)))
+        driver.end(inside)
+        driver.end((await asyncio.wait_for(held, 10)).id)  # type: ignore[union-attr]
+        await until(lambda: case.names == [("other", False)])
+        commit()
+        assert case.pools.named("sim").driver is not driver
+        _, released = case.arrive()
+        assert isinstance(await asyncio.wait_for(released, 10), Release)
+
+
+async def test_a_paused_pool_that_is_taken_away_lets_go_what_it_holds() -> None:
+    async with at_work(a_pool(traffic="paused")) as case:
+        await until(lambda: case.pools.named("sim").driver.scheduler.windows)
+        request, held = case.arrive()
+        driver = case.pools.named("sim").driver
+        await case.change(a_config(a_pool("other", endpoints=[E2])))
+        assert isinstance(await asyncio.wait_for(held, 10), Release)
+        driver.end(request)
+        await until(lambda: case.names == [("other", False)])
+
+
+async def test_recordings_that_change_twice_while_one_is_closed(tmp_path: Path) -> None:
+    file = str(tmp_path / "traffic.jsonl.gz")
+    async with at_work(recording={"file": file}) as case:
+        await until(lambda: case.pools.named("sim").driver.scheduler.windows)
+        case.arrive()
+        await case.change(a_config(recording={"file": file, "tenants": "hashed"}))
+        await case.change(a_config(recording={"file": file, "keep": 9}))
+        assert not case.pools.recording().active  # the first one is being closed
+        await until(lambda: case.pools.recording().active)
+        request, _ = case.arrive()
+        await case.change(a_config())
+        await until(lambda: not case.pools._background)
+        lines = read(tmp_path / "traffic.sim.jsonl.gz")
+        assert lines[0]["salt"] is None
+        assert [line["event"]["id"] for line in lines[1:] if line["event"]["type"] == "arrive"] == [request]

@@ -247,6 +247,8 @@ def test_before_anything_has_happened() -> None:
         ("fairlane_faults_total", "key_file"): 0,
         ("fairlane_faults_total", "engines"): 0,
         ("fairlane_faults_total", "observer"): 0,
+        ("fairlane_faults_total", "configuration"): 0,
+        ("fairlane_faults_total", "token_file"): 0,
         ("fairlane_untracked_requests_total",): 0,
         ("fairlane_open_streams",): 0,
     }
