@@ -55,7 +55,7 @@ class Service:
 
     async def run(self, stop: asyncio.Event, hurry: asyncio.Event) -> None:
         """Serve until `stop` is set; end at once when `hurry` is too. Raises StartError."""
-        self.revisions = await asyncio.to_thread(Revisions.open, self._file, self.config.admin)
+        self.revisions = await asyncio.to_thread(Revisions.open, self._file, self.config.admin, keeps=False)
         try:
             await self._run(stop, hurry)
         finally:
@@ -96,6 +96,7 @@ class Service:
             await http.stop()
             raise StartError(f"{listen.http} (listen.http) cannot be bound: {error.strerror or error}") from error
         revisions.attach(self)
+        await revisions.keep()
         await edge.server.start()
         await admin.start()
         await edge.set_serving(True)
@@ -115,6 +116,8 @@ class Service:
         await http.stop()
         for task in following:
             task.cancel()
+        for reload in self._reloads:  # a disk that hangs must not hold up the end
+            reload.cancel()
         await asyncio.gather(*following, *self._reloads, return_exceptions=True)
         await pools.stop()
         tracking.close()

@@ -217,8 +217,12 @@ def is_local(listen: str) -> bool:
 
 
 def address_of(peer: str) -> str:
-    """Without the port, which is another one for each connection."""
-    return peer if peer.startswith("unix:") else peer.rpartition(":")[0]
+    """What a peer has in common with its next connection: "ipv4:192.0.2.1", "ipv6:[2001:db8::1]", without the port;
+    "unix:", whatever name the client's end of the socket has."""
+    if peer.startswith("unix:"):
+        return "unix:"
+    head, colon, port = peer.rpartition(":")
+    return head if colon and port.isdigit() and peer.startswith(("ipv4:", "ipv6:")) else peer
 
 
 def _is_local_peer(peer: str) -> bool:

@@ -25,6 +25,10 @@ from extproc.pb.admin.v1 import admin_pb2 as pb
 
 _LEAST_BOOST: Final = 1e-6
 _MOST_BOOST: Final = 1e6
+_NO_STAR: Final = (
+    "'*' would be the whole file, and is not taken here: leave update_mask out to change all that config names and "
+    "nothing else; to give parts back to the file, name them, like tenants.acme or classes"
+)
 _ELEMENT: Final = 2  # names in the path of a tenant, class or pool
 
 
@@ -71,6 +75,9 @@ def a_part(request: pb.UpdateConfigRequest | pb.ValidateConfigRequest) -> Asked:
             mask.append(parse_path(text))
         except ConfigError as error:
             violations.append(Violation("update_mask", str(error)))
+            continue
+        if mask[-1] == (fields.ALL,):
+            violations.append(Violation("update_mask", _NO_STAR))
     if violations:
         raise fields.refused(violations)
     return Asked(plain_of(request.config, "config"), mask or None)

@@ -18,6 +18,7 @@ from dataclasses import replace
 
 import structlog
 
+from extproc.admin.access import address_of
 from extproc.admin.records import UNSAFE, AuditRecord, Author
 from extproc.admin.store import Store, StoreError
 from extproc.config.overlay import FieldChange, path_text
@@ -127,14 +128,6 @@ class Audit:
 def logged(record: AuditRecord) -> None:
     """Its log line."""
     log.info("audit", **_line(record))
-
-
-def address_of(peer: str) -> str:
-    """Without the port, which is another one for each connection: "ipv4:192.0.2.1", "ipv6:[2001:db8::1]", "unix:"."""
-    head, colon, port = peer.rpartition(":")
-    if colon and port.isdigit() and peer.startswith(("ipv4:", "ipv6:")):
-        return head
-    return "unix:" if peer.startswith("unix:") else peer
 
 
 def _sane(text: str, longest: int) -> str:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,10 +24,10 @@ from google.protobuf import duration_pb2, unknown_fields
 from google.protobuf.message import Message
 
 from extproc.admin.errors import AdminError, Violation, invalid
+from extproc.config.names import LONGEST_NAME, name_fault
 from extproc.pb.admin.v1 import admin_pb2
 
 Path = tuple[str, ...]
-LONGEST_NAME = 256  # characters
 ALL = "*"
 _LONGEST_S = 315_576_000_000  # of a google.protobuf.Duration, in seconds
 _NANOS = 10**9
@@ -107,7 +106,7 @@ def either(yes: str, no: str) -> Callable[[bool], str]:
 
 
 def text(value: str) -> str:
-    if fault := text_fault(value):
+    if fault := name_fault(value):
         raise ValueError(fault)
     return value
 
@@ -195,21 +194,9 @@ def is_set(message: Any, name: str) -> bool:
     return bool(getattr(message, last))
 
 
-def text_fault(value: str, longest: int = LONGEST_NAME) -> str:
-    """What is wrong with a name, or with another text for people to read; empty: nothing."""
-    if not value.strip():
-        return "must not be empty"
-    if len(value) > longest:
-        return f"has {len(value)} characters, and may have {longest}"
-    # Cc: control characters, Cs: halves of what is no character
-    if any(unicodedata.category(each) in ("Cc", "Cs") for each in value):
-        return "has control characters"
-    return ""
-
-
 def checked_name(name: str, field: str) -> str:
     """Raises AdminError."""
-    if fault := text_fault(name):
+    if fault := name_fault(name):
         raise invalid(field, fault)
     return name
 

@@ -156,7 +156,10 @@ class _Call:
         try:
             return self._request.FromString(data)
         except DecodeError:
-            message = f"what was sent is no {self._request.DESCRIPTOR.full_name}"
+            message = (
+                f"what was sent is no {self._request.DESCRIPTOR.full_name}: it is of another kind, damaged, or nested "
+                "more deeply than protobuf reads, which is 33 levels of a configuration (the file has six)"
+            )
             raise AdminError(grpc.StatusCode.INVALID_ARGUMENT, message) from None
 
 

@@ -1,25 +1,26 @@
 """The configuration as it is, and what became of it: revisions and audit records.
 
 Whole configurations are made into messages and text in a thread: with thousands of tenants that takes longer than a
-release may wait. What goes there is immutable, or nobody else has it.
+release may wait. What goes there is immutable, or nobody else has it. Lists of what was are read some entries at a time
+and made into messages in portions, since one entry may have thousands of changes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 import grpc
-from google.protobuf.message import Message
 
 from extproc.admin import messages
 from extproc.admin.errors import AdminError, Violation, invalid
 from extproc.admin.paging import from_token, page_size, to_token
+from extproc.admin.portions import Portions, Work
 from extproc.admin.records import AuditRecord, Revision
 from extproc.admin.revisions import Revisions
-from extproc.admin.values import field_changes, struct_of, value_of
+from extproc.admin.values import field_change, field_changes, fill, value_of
 from extproc.config.faults import ConfigError, path_text
 from extproc.config.load import FileData, from_data
 from extproc.config.overlay import Overlay
@@ -31,34 +32,43 @@ _AUDIT_PAGE: Final = (100, 1000)
 _VIEWS = tuple(pb.ConfigView.keys())[1:]
 _MOST_PATHS = 20  # that are named of what is left out
 _MOST_CHANGES = 200  # of one revision or record in a list; DiffRevisions tells all
-_PAGE_BYTES = 2 * 1024**2  # clients take 4 MiB unless told otherwise
+_PAGE_BYTES = 1024**2  # serializing holds the loop too
+_READ_AT_ONCE = 5  # entries; each comes with all of its changes, and there may be thousands
 
-_M = TypeVar("_M", bound=Message)
+_K = TypeVar("_K", Revision, AuditRecord)
 
 
 class History:
     """Methods of the service, by their names there."""
 
-    def __init__(self, revisions: Revisions) -> None:
+    def __init__(self, revisions: Revisions, portions: Portions | None = None) -> None:
+        """`portions`: shared with what else holds the loop for long."""
         self._revisions = revisions
+        self._portions = portions or Portions()
 
     # -- the configuration ------------------------------------------------------------------------
 
     async def GetConfig(self, request: pb.GetConfigRequest, _context: Any) -> pb.GetConfigResponse:  # noqa: N802
         revisions = self._revisions
+        config, file, overlay = revisions.config, revisions.file, revisions.overlay
         answer = pb.GetConfigResponse(etag=revisions.etag, revision=revisions.revision)
-        match request.view:
-            case pb.CONFIG_VIEW_UNSPECIFIED | pb.EFFECTIVE:
-                config = revisions.config
-                answer.config.CopyFrom(await asyncio.to_thread(lambda: struct_of(written(config))))
-            case pb.FILE:
-                answer.config.CopyFrom(await asyncio.to_thread(struct_of, revisions.file.data))
-            case pb.OVERRIDES:
-                answer.overrides.extend(_overrides(revisions.overlay))
-            case unknown:
-                raise invalid(
-                    "view", f"this server knows no number {unknown} of it; it knows EFFECTIVE, FILE, OVERRIDES"
-                )
+
+        def work() -> None:
+            match request.view:
+                case pb.CONFIG_VIEW_UNSPECIFIED | pb.EFFECTIVE:
+                    answer.config.SetInParent()
+                    fill(answer.config, written(config))
+                case pb.FILE:
+                    answer.config.SetInParent()
+                    fill(answer.config, file.data)
+                case pb.OVERRIDES:
+                    answer.overrides.extend(_overrides(overlay))
+                case unknown:
+                    raise invalid(
+                        "view", f"this server knows no number {unknown} of it; it knows EFFECTIVE, FILE, OVERRIDES"
+                    )
+
+        await asyncio.to_thread(work)
         return answer
 
     async def ExportConfig(  # noqa: N802
@@ -76,12 +86,12 @@ class History:
     ) -> pb.ListRevisionsResponse:
         size = page_size(request.page_size, default=_REVISIONS_PAGE[0], most=_REVISIONS_PAGE[1])
         place = from_token("revisions", request.page_token, int)
-        found = await self._revisions.list_revisions(place[0] if place else None, size + 1)
-        page = _fitting(map(_revision, found[:size]))
-        return pb.ListRevisionsResponse(
-            revisions=page,
-            next_page_token=to_token("revisions", page[-1].revision) if len(found) > len(page) else "",
-        )
+        answer = pb.ListRevisionsResponse()
+        page = answer.revisions
+        before = place[0] if place else None
+        if await self._fill(page, size, before, self._revisions.list_revisions, _revision, lambda kept: kept.number):
+            answer.next_page_token = to_token("revisions", page[-1].revision)
+        return answer
 
     async def DiffRevisions(  # noqa: N802
         self, request: pb.DiffRevisionsRequest, _context: Any
@@ -105,45 +115,65 @@ class History:
         size = page_size(request.page_size, default=_AUDIT_PAGE[0], most=_AUDIT_PAGE[1])
         scope = f"audit {request.failed_only} {request.who}"
         place = from_token(scope, request.page_token, int)
-        found = await self._revisions.list_audit(
-            place[0] if place else None, size + 1, who=request.who, failed_only=request.failed_only
-        )
-        page = _fitting(map(_record, found[:size]))
-        return pb.ListAuditRecordsResponse(
-            records=page,
-            next_page_token=to_token(scope, page[-1].id) if len(found) > len(page) else "",
-        )
+
+        async def read(before: int | None, limit: int) -> Sequence[AuditRecord]:
+            return await self._revisions.list_audit(before, limit, who=request.who, failed_only=request.failed_only)
+
+        answer = pb.ListAuditRecordsResponse()
+        page = answer.records
+        if await self._fill(page, size, place[0] if place else None, read, _record, lambda kept: kept.id):
+            answer.next_page_token = to_token(scope, page[-1].id)
+        return answer
+
+    async def _fill(
+        self,
+        page: Any,
+        size: int,
+        before: int | None,
+        read: Callable[[int | None, int], Awaitable[Sequence[_K]]],
+        message: Callable[[_K], Any],
+        number: Callable[[_K], int],
+    ) -> bool:
+        """As many as fit into `page` (a list of messages) by their count and size, one at least. Whether there are
+        more. `read`: entries, the newest first, whose `number` is below its first argument, as many as its second.
+        `message`: of an entry, without its changes."""
+        work, left = Work(self._portions), _PAGE_BYTES
+        while True:
+            wanted = min(_READ_AT_ONCE, size - len(page) + 1)
+            found = await read(before, wanted)
+            await work.next()
+            for kept in found:
+                if len(page) == size:
+                    return True
+                entry = message(kept)
+                for change in kept.changes[:_MOST_CHANGES]:
+                    if work.over:
+                        await work.next()
+                    entry.changes.append(field_change(change))
+                left -= entry.ByteSize()
+                if left < 0 and page:
+                    return True
+                page.append(entry)
+                before = number(kept)
+            if len(found) < wanted:
+                return False
 
 
-def _fitting(entries: Iterable[_M]) -> list[_M]:
-    """As many as fit into a page by their size, one at least."""
-    page: list[_M] = []
-    left = _PAGE_BYTES
-    for entry in entries:
-        left -= entry.ByteSize()
-        if left < 0 and page:
-            break
-        page.append(entry)
-    return page
-
-
-def _overrides(overlay: Overlay) -> list[pb.Override]:
-    return [
-        pb.Override(
+def _overrides(overlay: Overlay) -> Iterator[pb.Override]:
+    for setting in overlay.settings:
+        yield pb.Override(
             path=path_text(setting.path),
             value=None if setting.removed else value_of(setting.value),
             revision=setting.revision,
             expire_time=messages.timestamp(setting.expires_at),
         )
-        for setting in overlay.settings
-    ]
 
 
 def _exported(file: FileData, overlay: Overlay) -> str:
     """Raises AdminError where what is permanent is no configuration by itself."""
     data = overlay.permanent().over(file.data)
     try:
-        from_data(data)
+        from_data(data, None)
     except ConfigError as error:
         raise AdminError(
             grpc.StatusCode.FAILED_PRECONDITION,
@@ -167,13 +197,13 @@ def _head(revision: int, etag: str, overlay: Overlay) -> str:
 
 
 def _revision(kept: Revision) -> pb.Revision:
+    """Without its changes."""
     return pb.Revision(
         revision=kept.number,
         create_time=messages.timestamp(kept.created_at),
         kind=kept.kind.value,
         who=kept.who,
         reason=kept.reason,
-        changes=field_changes(kept.changes[:_MOST_CHANGES]),
         expire_time=messages.timestamp(kept.expires_at),
         file_sha256=kept.file_sha256,
         override_count=len(kept.overlay),
@@ -183,6 +213,7 @@ def _revision(kept: Revision) -> pb.Revision:
 
 
 def _record(kept: AuditRecord) -> pb.AuditRecord:
+    """Without its changes."""
     return pb.AuditRecord(
         id=kept.id,
         time=messages.timestamp(kept.at),
@@ -191,7 +222,6 @@ def _record(kept: AuditRecord) -> pb.AuditRecord:
         peer=kept.author.peer,
         method=kept.author.method,
         reason=kept.reason,
-        changes=field_changes(kept.changes[:_MOST_CHANGES]),
         outcome=kept.outcome,
         message=kept.message,
         validate_only=kept.validate_only,

@@ -16,7 +16,8 @@ can look and decide again; what has to happen is tried again at once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import NoReturn
 
@@ -78,7 +79,7 @@ class Ledger:
                 return await self._carry_out(change)
             except StaleError as error:
                 stale = error
-                await self._catch_up(error)
+                await self.catch_up(error)
         told = f"{stale}: that is in force here too now; read it again, and decide again"
         raise AdminError(grpc.StatusCode.ABORTED, told) from stale
 
@@ -92,7 +93,7 @@ class Ledger:
             raise AdminError(grpc.StatusCode.FAILED_PRECONDITION, f"nothing can be changed: {self.store.error}")
         expires_at = None if change.ttl_s is None else self.clock() + change.ttl_s
         found, commit, warnings = await self._prepared(change, expires_at)
-        result = self._result(found, change.validate_only, warnings, expires_at)
+        result = _result(now, found, change.validate_only, warnings, expires_at)
         record = self.audit.new(change.author, change.reason, changes=found.changes, validate_only=change.validate_only)
         if change.validate_only or found.same:
             await self.audit.add(replace(record, message="" if found.changes else "it was so already"))
@@ -109,36 +110,33 @@ class Ledger:
         return replace(result, revision=state.number, etag=state.etag)
 
     async def look(self, change: Change) -> Result:
-        """What the change would do. No record is kept. Raises AdminError."""
-        found, _, warnings = await self._prepared(change, None)
-        return self._result(found, True, warnings, None)
+        """What the change would do to what is in force now. It needs no turn, and makes nothing ready: nothing is read
+        or made for somebody who only asks. No record is kept. Raises AdminError."""
+        now = self.now
+        with _refusing(change):
+            made, found = await asyncio.to_thread(worked_out, now, change, None, self._started)
+            if self.control is not None and not found.same_config:
+                self.control.check(found.state.config)
+        return _result(now, found, True, self._warnings(now, change, made, found), None)
 
     async def _prepared(
         self, change: Change, expires_at: float | None
     ) -> tuple[Candidate, Callable[[], None], tuple[Fault, ...]]:
         """With what puts it in force, and the warnings. Raises AdminError."""
-        try:
+        commit = _nothing
+        with _refusing(change):
             made, found = await asyncio.to_thread(worked_out, self.now, change, expires_at, self._started)
-            commit = _nothing
             if self.control is not None and not found.same_config:
                 commit = await self.control.prepare(found.state.config)
-        except ConfigError as error:
-            raise invalid_config(error, change.unfit) from error
-        except StoreError as error:
-            raise AdminError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
+        return found, commit, self._warnings(self.now, change, made, found)
+
+    def _warnings(self, now: InForce, change: Change, made: Made, found: Candidate) -> tuple[Fault, ...]:
         warnings = [*change.warnings, *made.warnings, *found.warnings]
         if self.control is not None:
-            warnings += in_use(self.now.config, found.state.config, self.control.running())
+            warnings += in_use(now.config, found.state.config, self.control.running())
         if self.store.path is None and not found.same:
             warnings.append(Fault("admin.state", "is not set: changes are gone when the process ends"))
-        return found, commit, tuple(warnings)
-
-    def _result(
-        self, found: Candidate, validate_only: bool, warnings: tuple[Fault, ...], expires_at: float | None
-    ) -> Result:
-        """Before it is in force."""
-        number = self.now.number if found.same else found.state.number
-        return Result(number, self.now.etag, validate_only, found.changes, warnings, expires_at)
+        return tuple(warnings)
 
     async def _keep(self, change: Change, found: Candidate, record: AuditRecord, expires_at: float | None) -> bool:
         """Raises AdminError where it cannot be, and need not be; StaleError."""
@@ -167,7 +165,7 @@ class Ledger:
             raise AdminError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
         return True
 
-    async def _catch_up(self, stale: StaleError) -> None:
+    async def catch_up(self, stale: StaleError) -> None:
         """Go by the last revision that another process has made, over the file as it is known here. Raises
         AdminError."""
         number = self.now.number
@@ -226,6 +224,25 @@ class Ledger:
         raise AdminError(
             grpc.StatusCode.INTERNAL, f"{reason} ({type(cause).__name__}, see the log), and was taken back"
         ) from cause
+
+
+def _result(
+    now: InForce, found: Candidate, validate_only: bool, warnings: tuple[Fault, ...], expires_at: float | None
+) -> Result:
+    """Before it is in force."""
+    number = now.number if found.same else found.state.number
+    return Result(number, now.etag, validate_only, found.changes, warnings, expires_at)
+
+
+@contextmanager
+def _refusing(change: Change) -> Iterator[None]:
+    """Raises AdminError for what is no configuration, or cannot be read."""
+    try:
+        yield
+    except ConfigError as error:
+        raise invalid_config(error, change.unfit) from error
+    except StoreError as error:
+        raise AdminError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
 
 
 def _nothing() -> None: ...

@@ -17,7 +17,7 @@ from extproc.admin.dump import Dump
 from extproc.admin.errors import AdminError, invalid
 from extproc.admin.filter import parse
 from extproc.admin.paging import from_token, page_size, to_token
-from extproc.admin.pools import Pools
+from extproc.admin.pool_messages import PoolMessages
 from extproc.admin.portions import Portions, Work
 from extproc.admin.scan import Position, Scan, find
 from extproc.admin.status import status
@@ -46,7 +46,7 @@ class Reads:
         self._control = control
         self._revisions = revisions
         self._portions = portions or Portions()
-        self._pools = Pools(control, self._portions)
+        self._pools = PoolMessages(control, self._portions)
         self._watch = Watch(self._pools, lambda: revisions.revision)
         # The numbers of requests begin anew with the process, so a page token of another one would skip some.
         self._process = secrets.token_hex(8)

@@ -13,7 +13,9 @@ from extproc.core.plain import Plain
 # Control characters, ends of lines, halves of surrogate pairs, and what turns the direction of text round: they break
 # a database, a log or a terminal, or make a line say something else than it does.
 UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-SCHEMA = 1  # of the configuration file that settings of a revision are paths of
+# Of the configuration file that settings of a revision are paths of. Only this one exists, so nobody looks at it yet. A
+# later one needs it to translate what was kept under this one, and cannot tell where it was not written from the start.
+SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class Kind(StrEnum):
     EXPIRY = "EXPIRY"
     FILE_RELOAD = "FILE_RELOAD"
     SET_ASIDE = "SET_ASIDE"
+    DAMAGED = "REVISION_KIND_UNSPECIFIED"  # nobody can tell any more
 
 
 @dataclass(frozen=True, slots=True)

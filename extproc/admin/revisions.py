@@ -6,8 +6,9 @@ what operators may ask for, and what the service does by itself: it undoes what 
 Once a change has its turn it is carried through, also where the client has gone. One that still waits for its turn is
 dropped with its client.
 
-A new file is taken if it is a configuration by itself and with the overlay. One that is none is kept out, and the one
-before it goes on.
+Who only asks what a change would do needs no turn: it is worked out over what is in force then. One part and one whole
+file at a time: each keeps a thread busy, and Python gives it time that the event loop waits for. Two files at once
+would not be done sooner than one after the other.
 """
 
 from __future__ import annotations
@@ -26,23 +27,26 @@ from extproc.admin import past
 from extproc.admin.audit import Audit
 from extproc.admin.change import Change, Made, Result, of_file, of_patch
 from extproc.admin.control import Control
-from extproc.admin.errors import AdminError
+from extproc.admin.errors import AdminError, invalid
 from extproc.admin.expiries import Expiries, PendingExpiry
 from extproc.admin.in_force import InForce, leading_to
 from extproc.admin.ledger import Ledger
 from extproc.admin.records import AuditRecord, Author, Kind, Revision, service
-from extproc.admin.start import begin
-from extproc.admin.store import Store, StoreError
+from extproc.admin.reloads import Reloads
+from extproc.admin.start import Begun, begin, begin_and_keep, keep
+from extproc.admin.store import StaleError, Store, StoreError
 from extproc.config.administration import Administration
-from extproc.config.faults import ConfigError, Fault, Path
-from extproc.config.file_watch import FileWatch
-from extproc.config.load import FileData, parse_data, read_file
+from extproc.config.faults import Fault, Path
+from extproc.config.load import FileData, parse_data
 from extproc.config.model import Config
 from extproc.config.overlay import FieldChange, Overlay
 
 __all__ = ["Author", "PendingExpiry", "Result", "Revisions", "State"]
 
 log = structlog.get_logger()
+
+LONGEST_FILE = 1024**2  # bytes of a file that is sent to be looked at
+_CLOSE_S = 5.0  # for a change that is under way
 T = TypeVar("T")
 
 
@@ -58,22 +62,32 @@ class State:
 class Revisions:
     """Use `Revisions.open`. All but `open` belongs to the event loop."""
 
-    def __init__(self, store: Store, begun: InForce, clock: Callable[[], float]) -> None:
-        self.file_error: str | None = None  # why the file as it is now is not in force
-        self._ledger = Ledger(store, begun, clock)
-        self._set_aside_by, self._set_aside = _set_aside(store)
+    def __init__(self, store: Store, begun: Begun, clock: Callable[[], float]) -> None:
+        self._begun = begun
+        self._ledger = Ledger(store, begun.state, clock)
+        self._set_aside_by, self._set_aside = _set_aside(store, begun)
         self._expiries = Expiries(self._ledger, self._wake)
+        self._reloads = Reloads(self._ledger, self._in_turn, self._changed)
         self._turn = asyncio.Lock()
+        self._part, self._whole_file = asyncio.Lock(), asyncio.Lock()  # whose turn it is to be looked at
         self._tasks: set[asyncio.Task[Any]] = set()  # the loop itself holds them weakly
         self._running = False
 
     @classmethod
-    def open(cls, file: FileData, admin: Administration, *, clock: Callable[[], float] = time.time) -> Revisions:
-        """Blocks. `clock`: seconds since 1970. Raises ConfigError where the file is no configuration."""
+    def open(
+        cls,
+        file: FileData,
+        admin: Administration,
+        *,
+        clock: Callable[[], float] = time.time,
+        keeps: bool = True,
+    ) -> Revisions:
+        """Blocks. `clock`: seconds since 1970. `keeps`: write down at once what is in force now; else by `keep`. Raises
+        ConfigError where the file is no configuration."""
         path = None if admin.state is None else FilePath(admin.state)
         store = Store.open(path, keep_revisions=admin.keep_revisions, keep_audit=admin.keep_audit)
         try:
-            return cls(store, begin(store, file, clock()), clock)
+            return cls(store, (begin_and_keep if keeps else begin)(store, file, clock()), clock)
         except BaseException:
             store.close()
             raise
@@ -93,6 +107,11 @@ class Revisions:
     def file(self) -> FileData:
         """As it was read when it was taken last."""
         return self._ledger.now.file
+
+    @property
+    def file_error(self) -> str | None:
+        """Why the file as it is now is not in force."""
+        return self._reloads.error
 
     @property
     def overlay(self) -> Overlay:
@@ -128,30 +147,48 @@ class Revisions:
         """The service that changes are put in force in. Nothing can be changed before."""
         self._ledger.control = control
 
+    async def keep(self) -> None:
+        """Write down what is in force since the start, now that the process serves; once, after `attach`."""
+        await self._in_turn(self._keep)
+
+    async def _keep(self) -> None:
+        begun, self._begun = self._begun, Begun(self._ledger.now)
+        try:
+            self._ledger.now = await asyncio.to_thread(keep, self._ledger.store, begun)
+        except StaleError as error:
+            await self._ledger.catch_up(error)
+
     async def run(self) -> None:
         """Undo what expires and take a changed file; return never. To be cancelled before `close`."""
         self._running = True
         self._expiries.arm()
         try:
-            if self._ledger.now.file.path is None:
-                await asyncio.Event().wait()
-            else:
-                await FileWatch(self._ledger.now.file.path).watch(lambda: self.reload("the file changed"))
+            await self._reloads.watch()
         finally:
             self._running = False
             self._expiries.disarm()
 
     async def close(self) -> None:
-        """After the change that has its turn. What was collected for the audit is kept."""
-        async with self._turn:
-            self._expiries.disarm()
+        """After the change that has its turn, which is waited for some seconds. What was collected for the audit is
+        kept."""
+        has_turn = False
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                has_turn = await self._turn.acquire()
+        except TimeoutError:
+            log.error("change_not_finished", note="it is not kept; look at the disks of the files that it needs")
+        self._expiries.disarm()
+        try:
             await self.audit.flush()
             await asyncio.to_thread(self._ledger.store.close)
+        finally:
+            if has_turn:
+                self._turn.release()
 
     async def reload(self, why: str) -> bool:
         """Read the file again. Whether it is in force now; if not, `file_error` says why, and what was goes on. Raises
         nothing."""
-        return await self._in_turn(lambda: self._reload(why))
+        return await self._reloads.reload(why)
 
     async def expire(self) -> None:
         """Undo what is over by now. `run` does it in time."""
@@ -218,16 +255,20 @@ class Revisions:
             return of_patch(now, patch, mask, number=number, expires_at=expires_at)
 
         change = Change(Kind.CHANGE, service("ValidateConfig"), "", make, validate_only=True)
-        return await self._in_turn(lambda: self._ledger.look(change))
+        return await self._whole(self._part, lambda: self._ledger.look(change))
 
     async def whole_file(self, text: str) -> Result:
         """Whether a file of this text would be taken, and what it would change. Nothing does. Raises AdminError."""
+        size = len(text.encode())
+        if size > LONGEST_FILE:
+            told = f"has {size} bytes, and {LONGEST_FILE} is the most here: `fairlane check-config` takes more"
+            raise invalid("yaml", told)
 
         def make(now: InForce, _number: int, _expires_at: float | None) -> Made:
             return of_file(now, FileData.of(parse_data(text, "yaml")))
 
         change = Change(Kind.FILE_RELOAD, service("ValidateConfig"), "", make, validate_only=True)
-        return await self._in_turn(lambda: self._ledger.look(change))
+        return await self._whole(self._whole_file, lambda: self._ledger.look(change))
 
     # -- history ----------------------------------------------------------------------------------
 
@@ -248,18 +289,23 @@ class Revisions:
     # -- the way of a change ----------------------------------------------------------------------
 
     async def _in_turn(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Alone, and to its end also where the one who waits for it goes away."""
-        await self._turn.acquire()
+        """Alone."""
+        return await self._whole(self._turn, work)
+
+    async def _whole(self, turn: asyncio.Lock, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """To its end also where the one who waits for it goes away, and its turn is over then and not before."""
+        await turn.acquire()
         task = asyncio.get_running_loop().create_task(work())
         self._tasks.add(task)
-        task.add_done_callback(self._turn_over)
-        return await asyncio.shield(task)
 
-    def _turn_over(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        self._turn.release()
-        if not task.cancelled():
-            task.exception()  # may have nobody left to be told, and is in the audit
+        def over(_: object) -> None:
+            self._tasks.discard(task)
+            turn.release()
+            if not task.cancelled():
+                task.exception()  # may have nobody left to be told, and is in the audit
+
+        task.add_done_callback(over)
+        return await asyncio.shield(task)
 
     async def _asked(self, change: Change) -> Result:
         """A change by an operator."""
@@ -276,7 +322,13 @@ class Revisions:
         return result
 
     async def _changed(self) -> None:
+        """What could not be before is tried again."""
         if self._expiries.held_back:
+            await self._expiries.undo()
+        await self._take_refused()
+
+    async def _take_refused(self) -> None:
+        if await self._reloads.try_again() and self._expiries.held_back:
             await self._expiries.undo()
         if self._running:
             self._expiries.arm()
@@ -285,56 +337,18 @@ class Revisions:
 
     async def _expire(self) -> None:
         await self._expiries.undo()
-        if self._running:
-            self._expiries.arm()
+        await self._take_refused()
 
     def _wake(self) -> None:
         task = asyncio.get_running_loop().create_task(self.expire())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _reload(self, why: str) -> bool:
-        now = self._ledger.now
-        if now.file.path is None or not self._ledger.serving:
-            return False
-        try:
-            file = await asyncio.to_thread(read_file, now.file.path)
-            if file.sha256 != now.file.sha256:
-                change = Change(
-                    Kind.FILE_RELOAD, service("reload"), why, lambda state, *_: of_file(state, file), must=True
-                )
-                await self._ledger.carry_out(change)
-                await self._changed()
-        except Exception as error:  # whatever it is, what was in force goes on
-            await self._file_refused(why, error)
-            return False
-        if self.file_error is not None:
-            log.info("config_file_good_again", path=str(now.file.path))
-        self.file_error = None
-        return True
 
-    async def _file_refused(self, why: str, error: Exception) -> None:
-        """Told once for each thing that is wrong."""
-        expected = isinstance(error, ConfigError | AdminError)
-        message = str(error) if expected else f"{type(error).__name__}: {error}"
-        if message == self.file_error:
-            return
-        self.file_error = message
-        log.error(
-            "config_file_refused",
-            path=str(self._ledger.now.file.path),
-            error=message,
-            note="what was in force goes on",
-            exc_info=None if expected else error,
-        )
-        code = error.code if isinstance(error, AdminError) else grpc.StatusCode.INVALID_ARGUMENT
-        await self.audit.add(self.audit.new(service("reload"), why, outcome=code.name, message=message))
-
-
-def _set_aside(store: Store) -> tuple[int, str]:
+def _set_aside(store: Store, begun: Begun) -> tuple[int, str]:
     """The revision that set an overlay aside, and why, where it is the last one. Blocks."""
     try:
-        last = store.last()
+        last = begun.words[-1].revision if begun.words else store.last()
     except StoreError:
         return -1, ""
     return (last.number, last.reason) if last is not None and last.kind is Kind.SET_ASIDE else (-1, "")

@@ -18,6 +18,10 @@ REVISION = (
 AUDIT = "at, who, role, peer, method, reason, outcome, message, validate_only, revision, count, changes"
 
 
+class DamagedRowError(ValueError):
+    """It is not as it was written."""
+
+
 def packed(value: Plain) -> bytes:
     return zlib.compress(_text(value).encode(), 1)
 
@@ -68,10 +72,14 @@ def _digest(head: Sequence[Plain], overlay: bytes, changes: bytes) -> str:
 
 
 def revision_of(row: Sequence[Any]) -> Revision:
-    """Raises ValueError and others for what was not written by `revision_values`."""
+    """Raises DamagedRowError for what was not written by `revision_values`."""
     *head, digest, overlay, changes = row
-    if digest != _digest(head, overlay, changes):
-        raise ValueError(f"revision {head[0]} is not as it was written")
+    try:
+        whole = digest == _digest(head, overlay, changes)
+    except (TypeError, ValueError):
+        whole = False
+    if not whole:
+        raise DamagedRowError(f"revision {head[0]} is not as it was written")
     number, created_at, kind, who, reason, file_sha256, expires_at, rolled_back_to, version, schema = head
     return Revision(
         number=number,
@@ -87,6 +95,11 @@ def revision_of(row: Sequence[Any]) -> Revision:
         version=version,
         schema=schema,
     )
+
+
+def damaged_revision(number: int) -> Revision:
+    """What stands in a list for one that is not as it was written."""
+    return Revision(number, 0.0, Kind.DAMAGED, "", "damaged: it is not as it was written", [], "")
 
 
 def audit_values(record: AuditRecord) -> tuple[Any, ...]:
@@ -108,16 +121,29 @@ def audit_values(record: AuditRecord) -> tuple[Any, ...]:
 
 
 def audit_of(row: Sequence[Any]) -> AuditRecord:
+    """One that is damaged is told as such, with its number."""
     number, at, who, role, peer, method, reason, outcome, message, validate_only, revision, count, changes = row
+    try:
+        told = changes_from_plain(unpacked(changes))
+        whole = _types(row[2:9], str) and _types((validate_only, revision, count), int) and _types((at,), float)
+    except (zlib.error, LookupError, TypeError, ValueError):
+        told, whole = (), False
+    if not whole:
+        message = "this record is damaged: it is not as it was written"
+        return AuditRecord(0.0, Author("", "", "", ""), "", "DATA_LOSS", message=message, id=number)
     return AuditRecord(
         at=at,
         author=Author(who, role, peer, method),
         reason=reason,
         outcome=outcome,
-        changes=changes_from_plain(unpacked(changes)),
+        changes=told,
         message=message,
         validate_only=bool(validate_only),
         revision=revision,
         count=count,
         id=number,
     )
+
+
+def _types(values: Sequence[object], type_: type) -> bool:
+    return all(isinstance(each, type_) for each in values)

@@ -1,4 +1,7 @@
-"""Looking through all requests: those of each pool, then those that a pool observes, in the order of their arrival.
+"""Looking through all requests: those of each pool, then those that a pool observes, in the order in which they came.
+
+That is the order in which they reached this process, by their `seq`. It need not be the order of a queue: one that
+Envoy sends again after a restart keeps its first arrival, and of two that came at once either may be taken in first.
 
 A scan takes a scheduler's requests down at once and goes through them in portions (`portions`). What comes later is not
 among them; what has ended since is left out. A request is given as it is at that moment. Two scans go on at a time,

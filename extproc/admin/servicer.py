@@ -20,7 +20,7 @@ class Admin(admin_pb2_grpc.AdminServicer):
         """`portions`: of the time that its methods hold the loop."""
         portions = portions or Portions()
         self._reads = Reads(control, revisions, portions)
-        parts = (self._reads, Writes(control, revisions, portions), History(revisions))
+        parts = (self._reads, Writes(control, revisions, portions), History(revisions, portions))
         for name in _METHODS:
             (method,) = (getattr(part, name) for part in parts if hasattr(part, name))
             setattr(self, name, method)

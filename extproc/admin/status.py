@@ -32,14 +32,14 @@ def status(control: Control, revisions: Revisions, caller: Caller, watchers: int
             good=revisions.file_error is None,
             error=revisions.file_error or "",
         ),
-        state=pb.StateStatus(path=str(state.path or ""), read_only=state.read_only, error=state.error or ""),
+        state=pb.StateStatus(path=state.path, read_only=state.read_only, error=state.error),
         override_count=len(revisions.overlay.settings),
         expiries=[
             pb.PendingExpiry(
                 revision=each.revision,
                 expire_time=messages.timestamp(each.expires_at),
                 paths=[path_text(path) for path in each.paths],
-                error=each.error or "",
+                error=each.error,
             )
             for each in revisions.expiries()
         ],

@@ -11,9 +11,10 @@ What it holds to:
 - Nothing here raises out of `open`. A file that cannot be used leaves a store that is `broken`: it has nothing, takes
   nothing, and `error` says why and what to do. The file stays where it is, for somebody to look at.
 - SQLite finds torn pages and broken trees (`quick_check`, at `open`), and not other bytes in the middle of a value. So
-  each revision has a digest of all that it says, and one that does not fit is as broken as a torn page.
-- A file is made under another name and linked into place when it is whole. So one of 0 bytes was cut off: it is never
-  taken for a new one. A log (`-wal`) without its file is refused too: SQLite would play it into the new file.
+  each revision has a digest of all that it says. Where the newest does not fit, which a start needs, the file is as
+  broken as with a torn page. An older one that does not is told as damaged, and the others are as good as before.
+- A file that is removed or replaced while it is open takes everything, and the next start finds none of it. So each
+  write looks first whether the path still leads to what was opened. If not, the store is broken.
 - A full or failing disk is different: it refuses a commit, says so in `error`, and the next write tries again.
 - A commit names the revision that it follows. Where the file has a newer one, another process writes to it, and what
   this one has in memory is not what it would be building on: StaleError.
@@ -24,7 +25,6 @@ needs shared memory.
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import threading
 import zlib
@@ -37,42 +37,25 @@ from extproc.admin.records import AuditRecord, Revision
 from extproc.admin.rows import (
     AUDIT,
     REVISION,
+    DamagedRowError,
     audit_of,
     audit_values,
+    damaged_revision,
     marks,
     packed,
     revision_of,
     revision_values,
     unpacked,
 )
+from extproc.admin.state_file import FAILURES, StoreError, bring_home, connected, identity, passing, told
 
-VERSION = 1  # of the tables
-_APPLICATION = 0x46616972  # "Fair"
-_BUSY_S = 2.0
-# SQLite's messages quote the file, and one that is damaged may have anything there.
-_FAILURES = (sqlite3.Error, UnicodeDecodeError)
-_TABLES = f"""
-BEGIN;
-CREATE TABLE files (sha256 TEXT PRIMARY KEY, data BLOB NOT NULL);
-CREATE TABLE revisions (
-  number INTEGER PRIMARY KEY, created_at REAL NOT NULL, kind TEXT NOT NULL, who TEXT NOT NULL, reason TEXT NOT NULL,
-  file_sha256 TEXT NOT NULL, expires_at REAL, rolled_back_to INTEGER NOT NULL, version TEXT NOT NULL,
-  schema INTEGER NOT NULL, digest TEXT NOT NULL, overlay BLOB NOT NULL, changes BLOB NOT NULL);
-CREATE TABLE audit (
-  id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, who TEXT NOT NULL, role TEXT NOT NULL, peer TEXT NOT NULL,
-  method TEXT NOT NULL, reason TEXT NOT NULL, outcome TEXT NOT NULL, message TEXT NOT NULL,
-  validate_only INTEGER NOT NULL, revision INTEGER NOT NULL, count INTEGER NOT NULL, changes BLOB NOT NULL);
-PRAGMA application_id = {_APPLICATION};
-PRAGMA user_version = {VERSION};
-COMMIT;
-"""
-_MOVE = (
-    "move it away, with its -wal and -shm, to begin a new one; its history is lost then, the file's configuration not"
-)
+__all__ = ["LARGEST", "DamagedError", "StaleError", "Store", "StoreError"]
+
+LARGEST = 2**63 - 1  # number that SQLite takes
 
 
-class StoreError(Exception):
-    """It cannot be read or written. The message names cause and cure."""
+class DamagedError(StoreError):
+    """What was asked for is not as it was written. The rest is."""
 
 
 class StaleError(StoreError):
@@ -90,17 +73,19 @@ class Store:
         self._keep_audit = keep_audit
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
+        self._opened: tuple[int, int] | None = None  # device and inode of the file
 
     @classmethod
     def open(cls, path: Path | None, *, keep_revisions: int, keep_audit: int) -> Store:
         """`path` None: in memory. Never raises: see `error`."""
         store = cls(path, keep_revisions, keep_audit)
         try:
-            store._connection = _connected(path)
+            store._connection = connected(path)
+            store._opened = None if path is None else identity(path)
         except StoreError as error:
-            store._give_up(str(error))
-        except (*_FAILURES, OSError) as error:
-            store._give_up(_told(path, error))
+            store.give_up(str(error))
+        except (*FAILURES, OSError) as error:
+            store.give_up(told(path, error))
         return store
 
     def close(self) -> None:
@@ -118,27 +103,46 @@ class Store:
         return found[0] if found else None
 
     def revision(self, number: int) -> Revision | None:
-        """Raises StoreError."""
-        found = self.revisions(before=number + 1, limit=1)
-        return found[0] if found and found[0].number == number else None
+        """Raises StoreError; DamagedError."""
+        if not 0 < number <= LARGEST:
+            return None
+        with self._reading() as connection:
+            row = connection.execute(f"SELECT {REVISION} FROM revisions WHERE number = ?", (number,)).fetchone()  # noqa: S608
+            try:
+                return None if row is None else revision_of(row)
+            except DamagedRowError as error:
+                if number == _newest(connection):
+                    raise
+                raise DamagedError(f"{self._place()}: {error}") from error
 
     def revisions(self, *, before: int | None, limit: int) -> list[Revision]:
-        """Newest first, those with a lower number than `before`. Raises StoreError."""
+        """Newest first, those with a lower number than `before`, which is `LARGEST` at most; damaged ones are told as
+        such. Raises StoreError."""
         with self._reading() as connection:
             rows = connection.execute(
                 f"SELECT {REVISION} FROM revisions WHERE ? IS NULL OR number < ? ORDER BY number DESC LIMIT ?",  # noqa: S608
                 (before, before, limit),
             ).fetchall()
-            return [revision_of(row) for row in rows]
+            newest = _newest(connection)
+            found = []
+            for row in rows:
+                try:
+                    found.append(revision_of(row))
+                except DamagedRowError:
+                    if row[0] == newest:
+                        raise
+                    found.append(damaged_revision(row[0]))
+            return found
 
     def file_data(self, sha256: str) -> dict[str, Any]:
-        """Content of the configuration file that a revision lies over. Raises StoreError."""
+        """Content of the configuration file that a revision lies over. Raises StoreError; DamagedError."""
         with self._reading() as connection:
             row = connection.execute("SELECT data FROM files WHERE sha256 = ?", (sha256,)).fetchone()
+        with suppress(zlib.error, TypeError, ValueError):
             data = None if row is None else unpacked(row[0])
-            if not isinstance(data, dict):
-                raise ValueError(f"the content of the file {sha256[:8]} is not there")
-            return data
+            if isinstance(data, dict):
+                return data
+        raise DamagedError(f"{self._place()}: the content of the file {sha256[:8]} is not as it was written")
 
     def commit(
         self, revision: Revision, file_data: dict[str, Any], record: AuditRecord | None, *, expected: int
@@ -149,7 +153,7 @@ class Store:
         data = packed(file_data)
         audit = None if record is None else audit_values(record)
         with self._writing() as connection:
-            newest = connection.execute("SELECT coalesce(max(number), 0) FROM revisions").fetchone()[0]
+            newest = _newest(connection)
             if newest != expected:
                 raise StaleError(f"{self._place()}: another process has made revision {newest} in it, after {expected}")
             connection.execute("INSERT OR IGNORE INTO files VALUES (?, ?)", (revision.file_sha256, data))
@@ -205,19 +209,40 @@ class Store:
         """One transaction."""
         with self._lock:
             connection = self._usable()
+            self._check_place()
             try:
                 connection.execute("BEGIN IMMEDIATE")
                 try:
                     yield connection
                     connection.execute("COMMIT")
-                    _bring_home(connection)
                 except BaseException:
                     if connection.in_transaction:
                         connection.execute("ROLLBACK")
                     raise
-            except _FAILURES as error:
+            except FAILURES as error:
                 raise self._failed(error) from error
+            bring_home(connection)
             self.error = None
+
+    def _check_place(self) -> None:
+        """Whether what is written now is found by the next start. Raises StoreError."""
+        if self.path is None:
+            return
+        try:
+            now = identity(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            now, what = None, "is not there any more"
+        except OSError as error:  # of the disk, or of rights that were taken away
+            self.error = told(self.path, error)
+            raise StoreError(self.error) from error
+        else:
+            what = "is another file than the one that this process opened"
+        if now != self._opened:
+            self.give_up(
+                f"{self.path}: {what}, so a restart would not find what is changed: restart this process, which takes "
+                "what is there then; what is in force can be exported before"
+            )
+            raise StoreError(self.error)
 
     def _usable(self) -> sqlite3.Connection:
         if self._connection is None:
@@ -226,14 +251,15 @@ class Store:
 
     def _failed(self, error: Exception) -> StoreError:
         """Where the file itself is broken nothing of it is touched any more. Else the next one may fare better."""
-        told = _told(self.path, error)
-        if _passing(error):
-            self.error = told
+        text = told(self.path, error)
+        if passing(error):
+            self.error = text
         else:
-            self._give_up(told)
-        return StoreError(told)
+            self.give_up(text)
+        return StoreError(text)
 
-    def _give_up(self, error: str) -> None:
+    def give_up(self, error: str) -> None:
+        """It takes nothing any more, and has nothing. `error`: cause and cure."""
         self.error = error
         self.broken = True
         if self._connection is not None:
@@ -245,116 +271,6 @@ class Store:
         return "admin.state" if self.path is None else str(self.path)
 
 
-def _bring_home(connection: sqlite3.Connection) -> None:
-    """What was committed from the log into the file, and empty the log. Where somebody reads, it is left for the next
-    time; so is what goes wrong, since it is committed all the same."""
-    with suppress(*_FAILURES):
-        connection.execute("PRAGMA busy_timeout = 0")
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-    connection.execute(f"PRAGMA busy_timeout = {int(_BUSY_S * 1000)}")
-
-
-# -- the file -------------------------------------------------------------------------------------
-
-
-def _connected(path: Path | None) -> sqlite3.Connection:
-    """Raises StoreError, sqlite3.Error, OSError."""
-    if path is None:
-        connection = _connection(":memory:")
-        connection.executescript(_TABLES)
-        return connection
-    if not path.parent.is_dir():
-        raise StoreError(f"{path}: there is no folder {path.parent}: make it, or set admin.state to another place")
-    if not path.exists():
-        _make(path)
-    if not path.is_file():
-        raise StoreError(f"{path}: is no regular file: set admin.state to another place")
-    if path.stat().st_size == 0:
-        raise StoreError(f"{path}: is empty, so it was cut off: {_MOVE}")
-    with suppress(OSError):  # of another owner, who may have good reasons
-        path.chmod(0o600)
-    connection = _connection(str(path))
-    try:
-        _check(connection, path)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _connection(name: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(name, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
-    try:
-        connection.execute("PRAGMA synchronous = FULL")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _make(path: Path) -> None:
-    """A whole file appears at `path`, or none. Raises StoreError, sqlite3.Error, OSError."""
-    for tail in ("-wal", "-shm"):
-        if Path(f"{path}{tail}").exists():
-            raise StoreError(f"{path}: is not there, and {path.name}{tail} is: put it back, or move that away too")
-    new = path.with_name(f"{path.name}.{os.getpid()}.new")
-    new.unlink(missing_ok=True)
-    os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-    try:
-        connection = _connection(str(new))
-        try:
-            connection.executescript(_TABLES)
-        finally:
-            connection.close()
-        with suppress(FileExistsError):  # another process was faster: its file is as good
-            path.hardlink_to(new)
-    finally:
-        new.unlink()
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _check(connection: sqlite3.Connection, path: Path) -> None:
-    """Raises StoreError, sqlite3.Error."""
-    application = connection.execute("PRAGMA application_id").fetchone()[0]
-    if application != _APPLICATION:
-        raise StoreError(f"{path}: is a database of something else: set admin.state to another place")
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version < VERSION:
-        raise StoreError(f"{path}: is damaged (its tables are of version {version}): {_MOVE}")
-    if version > VERSION:
-        raise StoreError(
-            f"{path}: was written by a newer Fairlane (tables {version}, this one knows {VERSION}): run that one, or "
-            "set admin.state to another place"
-        )
-    connection.execute("PRAGMA journal_mode = WAL")
-    found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-    if found != "ok":
-        raise StoreError(f"{path}: is damaged ({' '.join(str(found).split())}): {_MOVE}")
-
-
-def _passing(error: Exception) -> bool:
-    """Whether it is of the disk or of another process, and not of what the file holds."""
-    return isinstance(error, sqlite3.OperationalError) and "decode" not in str(error)  # text that is no UTF-8
-
-
-def _told(path: Path | None, error: Exception) -> str:
-    place = "admin.state" if path is None else str(path)
-    if isinstance(error, PermissionError):
-        return f"{place}: {error.strerror}: let the user of this process read and write it and its folder"
-    if isinstance(error, OSError):
-        return f"{place}: {error.strerror or error}: set admin.state to a place that can be written"
-    text = str(error)
-    if _passing(error):
-        cures = {
-            "full": "make room on its disk",
-            "readonly": "let the user of this process write it and its folder",
-            "unable to open": "let the user of this process write it and its folder",
-            "locked": "another process holds it: give each an admin.state of its own",
-        }
-        cure = next((cure for part, cure in cures.items() if part in text), "look at its disk")
-        return f"{place}: cannot be used now ({text}): {cure}"
-    return f"{place}: is damaged ({text}): {_MOVE}"
+def _newest(connection: sqlite3.Connection) -> int:
+    """0: there is none. Raises sqlite3.Error."""
+    return int(connection.execute("SELECT coalesce(max(number), 0) FROM revisions").fetchone()[0])

@@ -16,7 +16,7 @@ from extproc.admin.fields import refused
 from extproc.config.overlay import FieldChange, Plain, path_text, plain_number
 from extproc.pb.admin.v1 import admin_pb2 as pb
 
-_DEEPEST = 64  # levels; the file's own shape has six
+_DEEPEST = 24  # levels; the file's own shape has six, and protobuf reads no more than 33
 _MOST_VIOLATIONS = 100
 
 
@@ -30,32 +30,52 @@ def plain_of(struct: struct_pb2.Struct, field: str) -> dict[str, Plain]:
 
 
 def struct_of(data: Mapping[Any, Any]) -> struct_pb2.Struct:
-    return struct_pb2.Struct(fields={str(key): value_of(value) for key, value in data.items()})
+    struct = struct_pb2.Struct()
+    fill(struct, data)
+    return struct
 
 
 def value_of(plain: Any) -> struct_pb2.Value:
+    value = struct_pb2.Value()
+    _set(value, plain)
+    return value
+
+
+def fill(struct: struct_pb2.Struct, data: Mapping[Any, Any]) -> None:
+    """Put `data` into one that is empty. Where it is: protobuf copies a message into another in one go, which holds all
+    threads for as long as it takes."""
+    for key, value in data.items():
+        _set(struct.fields[str(key)], value)
+
+
+def _set(value: struct_pb2.Value, plain: Any) -> None:
     if plain is None:
-        return struct_pb2.Value(null_value=struct_pb2.NULL_VALUE)
-    if isinstance(plain, bool):
-        return struct_pb2.Value(bool_value=plain)
-    if (isinstance(plain, int) and abs(plain) <= 2**53) or (isinstance(plain, float) and math.isfinite(plain)):
-        return struct_pb2.Value(number_value=plain)
-    if isinstance(plain, Mapping):
-        return struct_pb2.Value(struct_value=struct_of(plain))
-    if isinstance(plain, list | tuple):
-        return struct_pb2.Value(list_value=struct_pb2.ListValue(values=[value_of(each) for each in plain]))
-    return struct_pb2.Value(string_value=str(plain))
+        value.null_value = struct_pb2.NULL_VALUE
+    elif isinstance(plain, bool):
+        value.bool_value = plain
+    elif (isinstance(plain, int) and abs(plain) <= 2**53) or (isinstance(plain, float) and math.isfinite(plain)):
+        value.number_value = plain
+    elif isinstance(plain, Mapping):
+        value.struct_value.SetInParent()
+        fill(value.struct_value, plain)
+    elif isinstance(plain, list | tuple):
+        value.list_value.SetInParent()
+        for each in plain:
+            _set(value.list_value.values.add(), each)
+    else:
+        value.string_value = str(plain)
 
 
 def field_changes(changes: Iterable[FieldChange]) -> list[pb.FieldChange]:
-    return [
-        pb.FieldChange(
-            path=path_text(each.path),
-            before=value_of(each.before) if each.had else None,
-            after=value_of(each.after) if each.has else None,
-        )
-        for each in changes
-    ]
+    return [field_change(each) for each in changes]
+
+
+def field_change(change: FieldChange) -> pb.FieldChange:
+    return pb.FieldChange(
+        path=path_text(change.path),
+        before=value_of(change.before) if change.had else None,
+        after=value_of(change.after) if change.has else None,
+    )
 
 
 def _mapping(struct: struct_pb2.Struct, path: tuple[str, ...], violations: list[Violation]) -> dict[str, Plain]:

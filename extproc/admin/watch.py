@@ -22,7 +22,7 @@ from google.protobuf import duration_pb2
 
 from extproc.admin import messages
 from extproc.admin.errors import AdminError, invalid
-from extproc.admin.pools import Pools
+from extproc.admin.pool_messages import PoolMessages
 from extproc.pb.admin.v1 import admin_pb2 as pb
 
 MOST_WATCHERS: Final = 200
@@ -95,7 +95,7 @@ class _Sampler:
 class Watch:
     """All watchers of one process."""
 
-    def __init__(self, pools: Pools, revision: Callable[[], int]) -> None:
+    def __init__(self, pools: PoolMessages, revision: Callable[[], int]) -> None:
         self._pools = pools
         self._revision = revision
         self._samplers: dict[float, _Sampler] = {}

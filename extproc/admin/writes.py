@@ -20,7 +20,7 @@ from extproc.admin.control import Control
 from extproc.admin.errors import AdminError, invalid
 from extproc.admin.filter import Filter, parse
 from extproc.admin.portions import Portions
-from extproc.admin.records import Author
+from extproc.admin.records import UNSAFE, Author
 from extproc.admin.revisions import Revisions
 from extproc.admin.values import field_changes
 from extproc.pb.admin.v1 import admin_pb2 as pb
@@ -67,7 +67,9 @@ class Writes:
             etag=request.etag,
             validate_only=request.validate_only,
         )
-        return change_result(result)
+        told = change_result(result)
+        told.warnings.extend(_starts_recording(result))
+        return told
 
     # -- tenants, classes, pools, recordings ------------------------------------------------------
 
@@ -198,15 +200,37 @@ def change_result(result: Result) -> pb.ChangeResult:
 
 def _meant(request: pb.CancelRequestsRequest) -> Filter:
     """Raises AdminError."""
-    if fault := fields.text_fault(request.reason, LONGEST_REASON):
+    if fault := _reason_fault(request.reason):
         raise invalid("reason", f"{fault}: the audit keeps it, and the clients are told it")
     if not request.filter.strip():
         raise invalid("filter", "must not be empty; for all that is held say: state = queued")
     return parse(request.filter)
 
 
+def _reason_fault(reason: str) -> str:
+    """Empty: nothing is wrong with it."""
+    if not reason.strip():
+        return "must not be empty"
+    if len(reason) > LONGEST_REASON:
+        return f"has {len(reason)} characters, and may have {LONGEST_REASON}"
+    return "has control characters" if UNSAFE.search(reason) else ""
+
+
 def _observed_only(count: int) -> AdminError:
     return asked.not_now(
-        f"all {count} that the filter means are observed only: they passed as they came, and cannot be taken back; say "
-        "observed = false in the filter"
+        f"there is nothing to cancel: the filter matches {count} observed requests and no others. Those went on to "
+        "their engine as they came, and cannot be taken back; with `observed = false` in the filter they are left out"
     )
+
+
+def _starts_recording(result: Result) -> list[pb.Warning]:
+    """Of a rollback. Whoever asks for a recording by itself knows what it does."""
+    return [
+        pb.Warning(
+            path="recording.file",
+            message=f"it records again, into {change.after}: files of that name from an earlier recording are put "
+            "aside (.1, .2, ...), and those beyond recording.keep are deleted",
+        )
+        for change in result.changes
+        if change.path == ("recording", "file") and change.after is not None
+    ]

@@ -12,7 +12,7 @@ import click
 import orjson
 
 from extproc import __version__
-from extproc.cli import replay_setting
+from extproc.cli import replay_setting, replay_start
 from extproc.cli.output import OUTPUT
 from extproc.cli.replay_exactly import replay_exactly
 from extproc.cli.replay_setting import Setting, SettingError
@@ -110,6 +110,8 @@ def replay(
         number = count or settings[0].engines or traffic.endpoints or 1
         engines = replace(kind, count=number, prefix_tokens=traffic.prefix_tokens)
         jobs, notes = _playable(traffic, engines, traces[0])
+        if header is not None:
+            notes += _mid_life(traces)
         if jobs[-1].at - jobs[0].at > _LONGEST_S:
             days = (jobs[-1].at - jobs[0].at) / 86_400
             raise SettingError(f"the requests span {days:.0f} days, and 31 can be played: use --from, --to or --scale")
@@ -158,6 +160,17 @@ def _playable(traffic: Traffic, engines: Engines, trace_file: Path) -> tuple[lis
     if not jobs:
         raise TraceError(f"{trace_file}: there is no request to play; {'; '.join(notes) or 'see --from and --to'}")
     return jobs, notes
+
+
+def _mid_life(traces: Sequence[Path]) -> list[str]:
+    """A note where a recording has no beginning. Its files are read once more then."""
+    begins = replay_start.begins(trace.readers_of(traces))
+    if begins is None:
+        return []
+    count = replay_start.missing(trace.readers_of(traces))
+    if not count:
+        return [begins]
+    return [f"{begins}; {count} requests that end or go in it were held or inside at its start, and are not played"]
 
 
 def _play(

@@ -9,6 +9,7 @@ from typing import Any
 import click
 import orjson
 
+from extproc.cli import replay_start
 from extproc.core.model import PoolPolicy
 from extproc.core.player import Play, Player
 from extproc.core.recording import Reader
@@ -54,12 +55,9 @@ def _one_run(readers: Sequence[Reader]) -> None:
 
 def _notes(readers: Sequence[Reader], policy: PoolPolicy | None) -> list[str]:
     notes = []
-    part = readers[0].header.part
-    if part > 1:
-        notes.append(
-            f"the recording starts in mid-life, with part {part} of its run: what waited, ran and was learnt before is "
-            "not in it, so differences are to be expected; for an exact replay give the run from part 1 on"
-        )
+    begins = replay_start.begins(readers)
+    if begins is not None:
+        notes.append(f"{begins}, so differences are to be expected; for an exact replay give the run from part 1 on")
     if policy is not None:
         notes.append("another configuration is played than was recorded; look at the first difference, where they part")
     if readers[-1].cut:

@@ -6,6 +6,8 @@ meets it, and that shows only under load.
 
 A class is compared with the higher class that has the strictest value, so there is one warning for each key at most.
 
+Likewise a state of a pool, or a recording, that is for requests that wait, where none does.
+
 Left out: caps (`max_in_flight`, rates), which are there to hold a class while others go.
 """
 
@@ -42,7 +44,17 @@ def cautions(config: Config) -> list[Fault]:
             first = (cls.priority, name)
         if idle is None and cls.when == "idle":
             idle = name
-    return found
+    return [*found, *_passing(config)]
+
+
+def _passing(config: Config) -> Iterator[Fault]:
+    """What is meant for requests that wait, where they pass."""
+    for pool in config.pools:
+        if pool.mode != "enforce" and pool.traffic != "open":
+            told = f"is {pool.traffic}, and holds nothing up while its mode is {pool.mode}: requests pass"
+            yield Fault(path_text(("pools", pool.name, "traffic")), told)
+    if config.recording.file is not None and all(pool.mode != "enforce" for pool in config.pools):
+        yield Fault("recording.file", "records what waits its turn, and no pool is in mode enforce")
 
 
 def _limits(cls: Class) -> dict[str, float | None]:

@@ -6,7 +6,7 @@ import hashlib
 import os
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from extproc.config.faults import Path as Place
 from extproc.config.model import Config
 from extproc.config.schema import keys, meant, step
 
-__all__ = ["ConfigError", "Fault", "FileData", "from_data", "load", "parse", "parse_data", "read_file"]
+__all__ = ["ConfigError", "Fault", "FileData", "from_data", "load", "parse", "parse_data", "read_again", "read_file"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class FileData:
     data: dict[str, Any]  # to be left as it is
     sha256: str  # of the bytes, in hex
     loaded_at: float = field(default_factory=time.time)  # seconds since 1970
+    again: bool = True  # False: it came through a pipe or the like, which has it once
 
     @classmethod
     def of(cls, data: dict[str, Any]) -> FileData:
@@ -43,20 +44,50 @@ def load(path: Path) -> Config:
 
 
 def read_file(path: Path) -> FileData:
-    """Read the file, without validating what it holds. Raises ConfigError."""
+    """Read the file, without validating what it holds. A pipe is waited for, and read to its end. Raises
+    ConfigError."""
+    content, again = _content(path, wait=True)
+    return _parsed(path, content, again)
+
+
+def read_again(path: Path, known: Sequence[FileData]) -> FileData:
+    """Read the file as it is now. What is one of `known` by its bytes is not parsed: the known one is returned. It
+    waits for no writer: what is no regular file by now is refused. Raises ConfigError."""
+    content, again = _content(path, wait=False)
+    sha256 = hashlib.sha256(content).hexdigest()
+    return next((each for each in known if each.sha256 == sha256), None) or _parsed(path, content, again)
+
+
+def _content(path: Path, *, wait: bool) -> tuple[bytes, bool]:
+    """And whether it is a regular file. Raises ConfigError."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=None if wait else _open_at_once) as file:
             before = os.fstat(file.fileno())
+            regular = stat.S_ISREG(before.st_mode)
+            if not (regular or wait):
+                raise ConfigError(f"{path}: is no regular file by now: put one there, by renaming it")
             content = file.read(_LARGEST + 1)
             after = os.fstat(file.fileno())
-        text = content.decode("utf-8-sig")
-    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a path that no system has
+    except (OSError, ValueError) as error:  # ValueError: a path that no system has
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     if len(content) > _LARGEST:
         raise ConfigError(f"{path}: is larger than {_LARGEST // 1024**2} MiB")
-    if stat.S_ISREG(after.st_mode) and (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size):
+    if regular and (before.st_mtime_ns, before.st_size) != (after.st_mtime_ns, after.st_size):
         raise ConfigError(f"{path}: was written to while it was read; write a new file and rename it")
-    return FileData(path, parse_data(text, str(path)), hashlib.sha256(content).hexdigest())
+    return content, regular
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _parsed(path: Path, content: bytes, again: bool) -> FileData:
+    """Raises ConfigError."""
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    return FileData(path, parse_data(text, str(path)), hashlib.sha256(content).hexdigest(), again=again)
 
 
 def parse(text: str, name: str = "configuration") -> Config:

@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from extproc.config.administration import Administration
 from extproc.config.identity import Identity
+from extproc.config.names import name_fault
 from extproc.config.recording import Recording
 from extproc.config.requests import Requests
 from extproc.config.scheduling import ALL, NAME, Class, Pool, Tenant, check_tree
@@ -55,6 +56,14 @@ class Config(Section):
     on_fault: Literal["pass", "reject"] = "pass"
     shutdown: Shutdown = Shutdown()
     recording: Recording = Recording()
+
+    @field_validator("tenants")
+    @classmethod
+    def _names(cls, value: dict[str, Tenant]) -> dict[str, Tenant]:
+        for name in value:
+            if fault := name_fault(name):
+                raise ValueError(f"the name {shown(name)} {fault}")
+        return value
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:

@@ -40,4 +40,4 @@ def needs_restart(old: Config, new: Config, started: Config | None = None) -> li
 
 
 def _told(detail: str = "") -> str:
-    return f"needs a restart{f' ({detail})' if detail else ''}: change it in the file, and restart"
+    return f"needs a restart{f' ({detail})' if detail else ''}: the file says it when Fairlane starts"

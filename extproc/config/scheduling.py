@@ -11,8 +11,9 @@ from pydantic import Field, field_validator, model_validator
 
 from extproc.config.endpoints import Endpoints
 from extproc.config.metrics import Metrics
+from extproc.config.names import name_fault
 from extproc.config.section import Section
-from extproc.config.units import Bytes, Seconds
+from extproc.config.units import Bytes, Seconds, shown
 from extproc.core.model import (
     MAX_DEPTH,
     ClassPolicy,
@@ -120,9 +121,16 @@ class Tenant(Section):
     rate: Positive | None = None  # cost units a second
     rate_burst: NotNegative = 0.0  # cost units
     burst: NotNegative = 0.0  # cost units
-    parent: Bytestring | None = None
+    parent: str | None = None
     default_class: str | None = None  # of requests that name none
     classes: list[str] | None = None  # that it may use; none given: all
+
+    @field_validator("parent")
+    @classmethod
+    def _name(cls, value: str | None) -> str | None:
+        if value is not None and (fault := name_fault(value)):
+            raise ValueError(f"the name {shown(value)} {fault}")
+        return value
 
     @field_validator("weight", "boost")
     @classmethod

@@ -20,7 +20,10 @@ from extproc.config.section import Section
 
 def written(config: Config) -> dict[str, Any]:
     """The whole configuration as plain data in the file's notation."""
-    return _mapping(config, config.model_dump(mode="json", by_alias=True))
+    dumped = config.model_dump(mode="json", by_alias=True, exclude={"tenants"})
+    # One by one: there may be thousands, and pydantic holds all threads for as long as one call takes.
+    dumped["tenants"] = {name: tenant.model_dump(mode="json", by_alias=True) for name, tenant in config.tenants.items()}
+    return _mapping(config, dumped)
 
 
 def written_part(section: Section) -> dict[str, Any]:
@@ -29,8 +32,13 @@ def written_part(section: Section) -> dict[str, Any]:
 
 
 def to_yaml(data: Mapping[str, Any]) -> str:
-    """Plain data as YAML. Reading it gives the same data."""
-    return yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    """Plain data as YAML. Reading it gives the same data. Letters stand there as they are; where anything cannot be
+    printed, such as what turns the direction of writing, all but ASCII is escaped."""
+    text: str = yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+    if all(line.isprintable() for line in text.split("\n")):
+        return text
+    escaped: str = yaml.dump(dict(data), Dumper=_Dumper, sort_keys=False, width=120)
+    return escaped
 
 
 class _Dumper(yaml.SafeDumper):

@@ -71,7 +71,7 @@ class Explanation:
     flows: int  # flows that may go there
     waited_s: float
     timeout_in_s: float
-    estimated_wait_s: float
+    estimated_wait_s: float | None  # None: not known, or nothing goes until somebody does something
     sentence: str
     next: str  # what must happen for it to go
     priority: int  # that its engine was told, or would be if it went now
@@ -99,11 +99,18 @@ def explain(scheduler: Scheduler, request_id: str, now: float) -> Explanation | 
         flows=place.flows,
         waited_s=now - request.arrival,
         timeout_in_s=request.expires_at - now,
-        estimated_wait_s=wait_s(scheduler, request, now),
+        estimated_wait_s=_estimate_s(scheduler, request, now),
         sentence=cause.told,
         next=cause.then,
         priority=engine_priority(cls.policy, scheduler.inside.get(request.tenant, 0), scheduler.policy.priority_steps),
     )
+
+
+def _estimate_s(scheduler: Scheduler, request: Request, now: float) -> float | None:
+    """The rate at which requests went tells nothing while none can go."""
+    if scheduler.paused or _no_endpoint(scheduler, now) is not None:
+        return None
+    return wait_s(scheduler, request, now)
 
 
 def _past(request: Request, now: float) -> Explanation:
@@ -114,7 +121,9 @@ def _past(request: Request, now: float) -> Explanation:
         told, then = "its answer is over; its token count has not come yet", "its token count comes, or is given up"
     waited = request.released_at - request.arrival
     priority = request.priority or 0
-    return Explanation(request.id, request.state, None, "", None, None, 0, 0, 0, waited, 0.0, 0.0, told, then, priority)
+    return Explanation(
+        request.id, request.state, None, "", None, None, 0, 0, 0, waited, 0.0, None, told, then, priority
+    )
 
 
 def _cause(scheduler: Scheduler, cls: ClassQueue, request: Request, ahead: int, now: float) -> Cause:
@@ -183,7 +192,7 @@ def _no_endpoint(scheduler: Scheduler, now: float) -> Cause | None:
         return None
     states = ", ".join(f"{w.endpoint} is {_STANCES[w.stance(now)]}" for w in there) or "there is none"
     told = f"no endpoint can take it: {states}"
-    return Cause(Hold.NO_ENDPOINT, scheduler.policy.name, 0.0, 1.0, told, "an endpoint answers")
+    return Cause(Hold.NO_ENDPOINT, scheduler.policy.name, None, None, told, "an endpoint answers")
 
 
 def _order(cls: ClassQueue, request: Request, now: float) -> Cause | None:

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from extproc.core.scheduler import Scheduler
 
 
-def wait_s(scheduler: Scheduler, request: Request, now: float) -> float:
-    """Seconds from now on, 1 to 600; 5 where nothing is known. O(siblings) for one that is queued, else O(1)."""
-    return bounded(*_ahead_and_rate(scheduler, request, now))
+def wait_s(scheduler: Scheduler, request: Request, now: float) -> float | None:
+    """Seconds from now on, 1 to 600; None: nothing is known. O(siblings) for one that is queued, else O(1)."""
+    ahead, rate = _ahead_and_rate(scheduler, request, now)
+    return bounded(ahead, rate) if rate > 0.0 else None
 
 
 def back_s(scheduler: Scheduler, request: Request, now: float) -> float:

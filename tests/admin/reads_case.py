@@ -103,6 +103,8 @@ class FakeControl:
     source_states: Sequence[SourceState] = ()
     tickets: dict[str, str] = field(default_factory=dict)
 
+    def check(self, config: Config) -> None: ...
+
     async def prepare(self, _: Config) -> Callable[[], None]:
         raise AssertionError("reading prepares nothing")
 
@@ -132,15 +134,15 @@ class FakeRevisions:
         self.file_error: str | None = None
         self.revision = 7
         self.etag = "7-abababab"
-        self.state = SimpleNamespace(path=None, read_only=False, error=None)
+        self.state = SimpleNamespace(path="", read_only=False, error="")
         self.pending: list[Any] = []
         self.history: list[Any] = []
 
     def expiries(self) -> list[Any]:
         return self.pending
 
-    async def list_revisions(self, _: int | None, limit: int) -> list[Any]:
-        return self.history[:limit]
+    async def list_revisions(self, before: int | None, limit: int) -> list[Any]:
+        return [each for each in self.history if before is None or each.number < before][:limit]
 
 
 @contextlib.contextmanager

@@ -58,9 +58,15 @@ class FakeControl:
     started_at: float = T0
     refuses: str | None = None  # message of the fault that every configuration has
     breaks: bool = False  # the next commit raises
+    checked: list[Config] = field(default_factory=list)
     prepared: list[Config] = field(default_factory=list)
     committed: list[Config] = field(default_factory=list)
     pools: list[RunningPool] = field(default_factory=list)
+
+    def check(self, config: Config) -> None:
+        if self.refuses is not None:
+            raise ConfigError(self.refuses, [Fault("identity", self.refuses)])
+        self.checked.append(config)
 
     async def prepare(self, config: Config) -> Callable[[], None]:
         if self.refuses is not None:

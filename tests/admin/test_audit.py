@@ -8,7 +8,8 @@ import pytest
 from revisions_case import ALICE, T0, Clock, until
 from structlog.testing import capture_logs
 
-from extproc.admin.audit import MOST_KINDS, OTHERS, Audit, address_of
+from extproc.admin.access import address_of
+from extproc.admin.audit import MOST_KINDS, OTHERS, Audit
 from extproc.admin.records import AuditRecord, Author
 from extproc.admin.store import Store
 from extproc.config.overlay import FieldChange

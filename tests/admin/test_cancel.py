@@ -71,7 +71,8 @@ async def test_observed_ones_are_left_alone_and_told_of(case: Case) -> None:
     for name in ("x0", "x1"):
         observed.apply(Arrive(name, "watched", "default", arrival=100.0, body_bytes=1), 100.0)
     message = await case.not_now("CancelRequests", a_request("tenant = watched"))
-    assert message.startswith("all 2 that the filter means are observed only")
+    assert message.startswith("there is nothing to cancel: the filter matches 2 observed requests and no others")
+    assert "`observed = false`" in message
     answer = await case.call("CancelRequests", a_request('tenant = watched OR tenant = "other"'))
     assert counts(answer) == (1, 1, 0, True)
     assert set(observed.requests) == {"x0", "x1"}

@@ -71,6 +71,7 @@ async def test_all_sections() -> None:
     (revision,) = found[-1][1]["revisions"]
     assert (revision["revision"], revision["kind"], revision["who"]) == (7, "CHANGE", "ann")
     assert revision["changes"] == [{"path": ["on_fault"], "after": "reject"}]
+    assert revision["change_count"] == 1
 
 
 async def test_portions_of_requests_and_their_limit() -> None:
@@ -108,6 +109,48 @@ async def test_many_tenants_are_told_in_parts() -> None:
     parts = [content["tenants"] for name, content in found if name == "config" and "tenants" in content]
     assert len(parts) == 11
     assert {name for part in parts for name in part} == set(config.tenants)
+
+
+def a_revision(number: int, *values: Any) -> Revision:
+    changes = tuple(FieldChange(("tenants", f"t{i}"), None, each, had=False, has=True) for i, each in enumerate(values))
+    return Revision(number, 1_700_000_000.0, Kind.CHANGE, "ann", "why", [], "ab" * 32, changes)
+
+
+async def test_revisions_are_told_with_their_first_changes_and_the_last_hundred_of_them() -> None:
+    config = a_config()
+    revisions = FakeRevisions(config)
+    revisions.history = [a_revision(n, *([1] * 1000)) for n in range(150, 20, -1)]
+    revisions.history[1] = a_revision(149, "y" * 70_000, 2)  # nothing is told behind one that is left out
+    revisions.history[2] = a_revision(148, *(["x" * 2000] * 50))
+    found = await dumped(Reads(FakeControl([PoolCase(config, "m")]), revisions))  # type: ignore[arg-type]
+    rows = [row for name, content in found if name == "revisions" for row in content["revisions"]]
+    assert [row["revision"] for row in rows] == list(range(150, 50, -1))
+    assert [len(row["changes"]) for row in rows[3:]] == [50] * 97
+    assert [row["change_count"] for row in rows[:4]] == [1000, 2, 50, 1000]
+    assert rows[1]["changes"] == []
+    # 2,000 letters, and the names around them: path and after, tenants and t10
+    assert len(rows[2]["changes"]) == 31
+
+
+async def test_large_revisions_are_told_in_several_messages() -> None:
+    config = a_config()
+    revisions = FakeRevisions(config)
+    revisions.history = [a_revision(n, *(["x" * 2000] * 50)) for n in range(30, 0, -1)]
+    found = await dumped(Reads(FakeControl([PoolCase(config, "m")]), revisions))  # type: ignore[arg-type]
+    parts = [[row["revision"] for row in content["revisions"]] for name, content in found if name == "revisions"]
+    # 31 changes of 2,000 letters are 62,000 bytes and some, and the ninth of those goes beyond 512 KiB
+    assert [len(part) for part in parts] == [9, 9, 9, 3]
+    assert [number for part in parts for number in part] == list(range(30, 0, -1))
+
+
+async def test_an_overlay_is_told_in_parts_and_in_its_order() -> None:
+    config = a_config()
+    names = [f"tenant-{i}" for i in range(1201)]
+    overlay = Overlay(tuple(Setting(("tenants", name, "weight"), 2, revision=3) for name in names))
+    reads = Reads(FakeControl([PoolCase(config, "m")]), FakeRevisions(config, overlay))  # type: ignore[arg-type]
+    parts = [content["overlay"] for name, content in await dumped(reads) if name == "config" and "overlay" in content]
+    assert [len(part) for part in parts] == [500, 500, 201]
+    assert [each["path"][1] for part in parts for each in part] == names
 
 
 async def test_numbers_that_are_none_are_texts(monkeypatch: pytest.MonkeyPatch) -> None:

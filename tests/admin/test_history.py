@@ -98,7 +98,7 @@ async def test_the_export_is_the_permanent_configuration() -> None:
 async def test_a_name_cannot_end_the_exports_comment() -> None:
     case = Case()
     patch = struct_pb2.Struct()
-    patch.update({"tenants": {"x\nlisten: {}\n#": {"weight": 2}}})
+    patch.update({"pools": {"llama": {"aliases": {"x\nlisten: {}\n#": "llama"}}}})
     request = admin_pb2.UpdateConfigRequest(config=patch, reason="test", ttl=duration_pb2.Duration(seconds=60))
     await case.call("UpdateConfig", request)
     answer = await case.call("ExportConfig", admin_pb2.ExportConfigRequest())
@@ -159,6 +159,21 @@ async def test_a_page_ends_where_its_bytes_do(monkeypatch: pytest.MonkeyPatch) -
         found += [each.revision for each in page.revisions]
         token = page.next_page_token
     assert found == list(range(case.revisions.revision, 0, -1))
+
+
+async def test_an_entry_has_its_first_changes_and_more_than_are_read_at_once_make_a_page() -> None:
+    case = Case()
+    count = 3 * history._READ_AT_ONCE
+    for number in range(count):
+        tenants = {f"t{number}-{each}": {"weight": 3} for each in range(201 if number == 0 else 1)}
+        patch = struct_pb2.Struct()
+        patch.update({"tenants": tenants})
+        await case.call("UpdateConfig", admin_pb2.UpdateConfigRequest(config=patch, reason=str(number)))
+    page = (await revisions(case, count)).revisions
+    assert [each.reason for each in page] == [str(number) for number in reversed(range(count))]
+    assert [len(each.changes) for each in page] == [1] * (count - 1) + [200]
+    told = (await records(case, page_size=count)).records
+    assert [(each.reason, len(each.changes)) for each in told] == [(each.reason, len(each.changes)) for each in page]
 
 
 async def test_pages_stay_where_they_are_while_revisions_come() -> None:
@@ -281,5 +296,5 @@ def test_what_is_nested_too_deeply_is_refused() -> None:
     inner = struct
     for _ in range(100):
         inner = inner.fields["a"].struct_value
-    with pytest.raises(AdminError, match="nested in more than 64 levels"):
+    with pytest.raises(AdminError, match="nested in more than 24 levels"):
         plain_of(struct, "config")

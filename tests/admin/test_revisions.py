@@ -19,7 +19,7 @@ from extproc.admin.records import Kind
 from extproc.admin.revisions import Revisions
 from extproc.config.administration import Administration
 from extproc.config.faults import ConfigError, Fault
-from extproc.config.load import FileData, from_data
+from extproc.config.load import FileData, from_data, read_file
 from extproc.config.model import Config
 from extproc.core.events import Arrive
 from extproc.core.scheduler import Scheduler
@@ -680,7 +680,7 @@ async def test_a_broken_state_leaves_the_file_in_force_and_refuses_changes(case:
 async def test_a_state_that_breaks_on_the_way_keeps_what_is_in_force(case: Case) -> None:
     revisions = case.open()
     await patch(revisions, WEIGHT_3, ttl_s=30)
-    revisions._ledger.store._give_up("state.db: is damaged")
+    revisions._ledger.store.give_up("state.db: is damaged")
     await refused(grpc.StatusCode.FAILED_PRECONDITION, patch(revisions, {"on_fault": "reject"}))
     assert (revisions.revision, weight(revisions), revisions.state.read_only) == (2, 3, True)
     case.clock.now += 31
@@ -725,6 +725,36 @@ async def test_another_process_on_the_same_state(case: Case) -> None:
     assert await one.reload("SIGHUP")
     assert one.config == other.config
     assert one.config.shutdown.held == "refuse"
+    await one.close()
+    await other.close()
+
+
+async def test_a_start_is_kept_only_when_it_serves(case: Case) -> None:
+    one = case.open()
+    await patch(one, WEIGHT_3)
+    case.write(_with(on_fault="reject"))
+    admin = Administration(state=str(case.database))
+    other = await asyncio.to_thread(Revisions.open, read_file(case.file), admin, clock=case.clock, keeps=False)
+    assert (other.config.on_fault, weight(other)) == ("reject", 3)
+    assert await kinds(one) == ["START", "CHANGE"]
+    other.attach(case.control)
+    await other.keep()
+    assert await kinds(one) == ["START", "CHANGE", "START"]
+    await one.close()
+    await other.close()
+
+
+async def test_a_change_between_reading_and_serving_is_taken_over(case: Case) -> None:
+    one = case.open()
+    case.write(_with(on_fault="reject"))
+    admin = Administration(state=str(case.database))
+    other = await asyncio.to_thread(Revisions.open, read_file(case.file), admin, clock=case.clock, keeps=False)
+    await patch(one, WEIGHT_3)
+    other.attach(case.control)
+    await other.keep()
+    assert (other.revision, other.config.on_fault, weight(other)) == (2, "reject", 3)
+    assert case.control.config == other.config
+    assert (await patch(other, {"shutdown": {"held": "refuse"}})).revision == 3
     await one.close()
     await other.close()
 

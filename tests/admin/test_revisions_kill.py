@@ -21,7 +21,12 @@ from extproc.admin.errors import AdminError
 from extproc.config.model import Config
 
 KILLED = Path(__file__).with_name("revisions_killed.py")
-REFUSALS = {grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.ABORTED, grpc.StatusCode.NOT_FOUND}
+REFUSALS = {
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.DATA_LOSS,
+}
 
 
 def killed(*arguments: object) -> dict[str, Any]:
@@ -67,9 +72,9 @@ def begin(folder: Path, *, log: bool) -> dict[int, Config]:
 
     async def history() -> dict[int, Config]:
         revisions = case.open()
-        bring_home = store._bring_home
+        bring_home = store.bring_home
         if log:
-            store._bring_home = lambda _connection: None
+            store.bring_home = lambda _connection: None
         states = {1: revisions.config}
         for number in range(2, 14):
             if number % 5 == 0:
@@ -80,7 +85,7 @@ def begin(folder: Path, *, log: bool) -> dict[int, Config]:
             states[revisions.revision] = revisions.config
         if log:
             shutil.copytree(original, folder / "killed")
-        store._bring_home = bring_home
+        store.bring_home = bring_home
         await revisions.close()
         return states
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from extproc.admin import store as store_module
+from extproc.admin import state_file
 from extproc.admin.records import AuditRecord, Author, Kind, Revision
-from extproc.admin.store import StaleError, Store, StoreError
+from extproc.admin.store import LARGEST, DamagedError, StaleError, Store, StoreError
 from extproc.config.overlay import FieldChange
 
 BOB = Author("bob", "operator", "unix:", "SetTenant")
@@ -230,6 +232,139 @@ def test_a_value_that_is_another_than_was_written_is_found(tmp_path: Path) -> No
     store.close()
 
 
+def by_hand(path: Path, statement: str) -> None:
+    hand = sqlite3.connect(path, isolation_level=None)
+    hand.execute(statement)
+    hand.close()
+
+
+DAMAGE = (
+    "UPDATE revisions SET reason = 'another' WHERE number = 2",
+    "UPDATE revisions SET who = x'ff00fe' WHERE number = 2",  # a blob
+    "UPDATE revisions SET who = CAST(x'ff00fe' AS TEXT) WHERE number = 2",  # no UTF-8
+    "UPDATE revisions SET overlay = x'00' WHERE number = 2",
+    "UPDATE revisions SET created_at = 'never' WHERE number = 2",
+    "UPDATE revisions SET changes = 7 WHERE number = 2",
+)
+
+
+@pytest.mark.parametrize("statement", DAMAGE)
+def test_an_old_revision_that_is_damaged_is_told_as_such_and_the_others_are_good(
+    tmp_path: Path, statement: str
+) -> None:
+    path = tmp_path / "state.db"
+    store = opened(path)
+    for number in (1, 2, 3):
+        commit(store, number)
+    by_hand(path, statement)
+    found = store.revisions(before=None, limit=9)
+    assert [each.number for each in found] == [3, 2, 1]
+    assert [each.kind for each in found] == [Kind.CHANGE, Kind.DAMAGED, Kind.CHANGE]
+    assert [found[0], found[2]] == [revision(3), revision(1)]
+    with pytest.raises(DamagedError, match="revision 2 is not as it was written"):
+        store.revision(2)
+    commit(store, 4)
+    assert store.error is None and store.last() == revision(4)
+    store.close()
+
+
+@pytest.mark.parametrize("read", [lambda s: s.revision(2), lambda s: s.revisions(before=None, limit=9)])
+def test_the_newest_revision_that_is_damaged_breaks_it(tmp_path: Path, read: Callable[[Store], object]) -> None:
+    path = tmp_path / "state.db"
+    store = opened(path)
+    commit(store, 1)
+    commit(store, 2)
+    by_hand(path, DAMAGE[0])
+    with pytest.raises(StoreError, match="revision 2 is not as it was written") as told:
+        read(store)
+    assert store.broken and not isinstance(told.value, DamagedError)
+    store.close()
+
+
+@pytest.mark.parametrize("statement", ["DELETE FROM files WHERE sha256 = 'old'", "UPDATE files SET data = x'00'"])
+def test_the_content_of_a_file_that_is_damaged(tmp_path: Path, statement: str) -> None:
+    path = tmp_path / "state.db"
+    store = opened(path)
+    commit(store, 1, file_sha256="old")
+    commit(store, 2)
+    by_hand(path, statement)
+    with pytest.raises(DamagedError, match="the content of the file old is not as it was written"):
+        store.file_data("old")
+    assert not store.broken
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE audit SET changes = x'00' WHERE id = 2",
+        "UPDATE audit SET who = x'ff' WHERE id = 2",
+        "UPDATE audit SET count = 'many' WHERE id = 2",
+    ],
+)
+def test_an_audit_record_that_is_damaged(tmp_path: Path, statement: str) -> None:
+    path = tmp_path / "state.db"
+    store = opened(path)
+    store.add_audit([record(), record(), record()])
+    by_hand(path, statement)
+    found = store.list_audit(before=None, limit=9)
+    assert [(each.id, each.outcome) for each in found] == [(3, "ok"), (2, "DATA_LOSS"), (1, "ok")]
+    assert not store.broken
+    store.close()
+
+
+@pytest.mark.parametrize("number", [0, -1, -(2**63) - 1, LARGEST, LARGEST + 1, 10**30])
+def test_numbers_that_no_revision_has(path: Path | None, number: int) -> None:
+    store = opened(path)
+    commit(store, 1)
+    assert store.revision(number) is None
+    assert store.error is None
+    store.close()
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_file_that_is_gone_or_replaced_takes_nothing_any_more(tmp_path: Path, replaced: bool) -> None:
+    path, copy = tmp_path / "state.db", tmp_path / "copy.db"
+    store = opened(path)
+    commit(store, 1)
+    if replaced:
+        shutil.copy(path, copy)
+        copy.replace(path)
+    else:
+        path.unlink()
+    says = "is another file than" if replaced else "is not there any more"
+    for attempt in (lambda: store.add_audit([record()]), lambda: commit(store, 2), store.last):
+        with pytest.raises(StoreError, match=says):
+            attempt()
+    assert store.broken
+    assert store.error is not None and "restart this process" in store.error
+    store.close()
+    if replaced:
+        again = opened(path)
+        assert again.last() == revision(1)
+        again.close()
+
+
+def test_what_fails_after_a_commit_is_not_told_as_not_kept(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    store = opened(path)
+    connection = store._connection
+    assert connection is not None
+    denied = []
+
+    def deny_pragmas(action: int, *names: str | None) -> int:
+        if action != sqlite3.SQLITE_PRAGMA:
+            return sqlite3.SQLITE_OK
+        denied.append(names[:2])
+        return sqlite3.SQLITE_DENY
+
+    connection.set_authorizer(deny_pragmas)
+    commit(store, 1)
+    assert ("busy_timeout", "2000") in denied
+    assert store.error is None and store.last() == revision(1)
+    store.close()
+
+
 def test_a_full_disk_refuses_a_commit_and_the_next_one_tries_again(tmp_path: Path) -> None:
     store = opened(tmp_path / "state.db")
     commit(store, 1)
@@ -268,7 +403,7 @@ def test_a_reader_delays_nothing_but_the_log(tmp_path: Path) -> None:
 
 
 def test_a_file_that_another_process_holds_refuses_for_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "_BUSY_S", 0.01)
+    monkeypatch.setattr(state_file, "BUSY_S", 0.01)
     path = tmp_path / "state.db"
     store = opened(path)
     commit(store, 1)

@@ -14,7 +14,7 @@ from reads_case import FakeControl, FakeRevisions, PoolCase, a_config, refused
 from watch_case import serving, watched
 
 from extproc.admin import watch
-from extproc.admin.pools import Pools
+from extproc.admin.pool_messages import PoolMessages
 from extproc.admin.portions import Portions
 from extproc.admin.reads import Reads
 from extproc.admin.watch import MOST_WATCHERS, Watch, interval_of
@@ -23,7 +23,7 @@ from extproc.pb.admin.v1 import admin_pb2 as pb
 
 
 def a_watch(*cases: PoolCase) -> Watch:
-    return Watch(Pools(FakeControl(list(cases)), Portions()), lambda: 7)
+    return Watch(PoolMessages(FakeControl(list(cases)), Portions()), lambda: 7)
 
 
 async def until(condition: Callable[[], bool], within_s: float = 20.0) -> None:
@@ -61,7 +61,7 @@ async def test_the_first_at_once_and_the_others_at_their_time() -> None:
 async def test_one_pool_of_several() -> None:
     config = a_config("a", "b")
     control = FakeControl([PoolCase(config, "b"), PoolCase(config, "a")])
-    watching = Watch(Pools(control, Portions()), lambda: 7)
+    watching = Watch(PoolMessages(control, Portions()), lambda: 7)
     every, one = watching.watch(0.1, ""), watching.watch(0.1, "b")
     assert [each.name for each in (await take(every)).pools] == ["a", "b"]
     assert [each.name for each in (await take(one)).pools] == ["b"]
@@ -110,7 +110,7 @@ async def test_intervals_of_their_own_share_what_is_young() -> None:
     """50 samplers that begin together take one sample together."""
     taken = 0
 
-    class Counting(Pools):
+    class Counting(PoolMessages):
         async def told(self, pools: Any) -> Any:
             nonlocal taken
             taken += 1
@@ -191,7 +191,7 @@ async def test_all_end_when_the_server_stops() -> None:
 
 async def test_a_sample_that_fails_ends_its_watchers_and_the_next_begin_anew() -> None:
     control = FakeControl([PoolCase(a_config(), "m")])
-    watching = Watch(Pools(control, Portions()), lambda: 7)
+    watching = Watch(PoolMessages(control, Portions()), lambda: 7)
     stream = watching.watch(0.1, "")
     await take(stream)
     control.cases = [None]  # type: ignore[list-item]

@@ -13,6 +13,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 from writes_case import E1, Case
 
+from extproc.admin.errors import AdminError
 from extproc.admin.guard import NEEDS
 from extproc.core.events import Arrive
 from extproc.pb.admin.v1 import admin_pb2
@@ -93,6 +94,10 @@ async def test_a_name_with_dots_is_quoted_in_masks_and_in_answers() -> None:
     [
         (update(), "config"),
         (update("a..b", tenants={"acme": {"weight": 2}}), "update_mask"),
+        (update("*", tenants={"acme": {"weight": 3}}), "update_mask"),
+        (update(tenants={"": {"weight": 3}}), "tenants"),
+        (update(tenants={"a\u202eb": {"weight": 3}}), "tenants"),
+        (update(tenants={"acme": {"parent": "a\nb"}}), "tenants.acme.parent"),
         (update(tenants={"acme": {"weight": math.nan}}), "config.tenants.acme.weight"),
         (update(tenants={"acme": {"weight": 0}}), "tenants.acme.weight"),
         (update(tenants={"acme": {"wieght": 1}}), "tenants.acme.wieght"),
@@ -108,6 +113,25 @@ async def test_what_cannot_be_is_told_by_its_place_and_audited_once(
     assert set(await case.invalid("UpdateConfig", request_)) == {field}
     assert case.config.tenants["acme"].weight == 2
     assert (await case.outcomes()).count(("UpdateConfig", "INVALID_ARGUMENT")) == 1
+
+
+async def test_a_star_as_mask_is_told_what_to_do_instead_and_the_tenant_of_that_name_is_none() -> None:
+    case = Case(tenants={"acme": {"weight": 2}, "*": {"weight": 4}})
+    wrong = await case.invalid("UpdateConfig", update("*", tenants={"acme": {"weight": 3}}))
+    assert "leave update_mask out" in wrong["update_mask"]
+    await case.call("UpdateConfig", update("tenants.*", tenants={"*": {"weight": 5}}))
+    assert case.config.tenants["*"].weight == 5
+
+
+async def test_a_pool_goes_by_its_name_in_the_message_too() -> None:
+    case = Case()
+    request = update(pools={"llama": {"percentage": 101}})
+    with pytest.raises(AdminError, match=r"\Apools\.llama\.percentage: [^\n]*\Z") as caught:
+        await case.call("UpdateConfig", request)
+    assert [each.field for each in caught.value.violations] == ["pools.llama.percentage"]
+    set_pool = admin_pb2.SetPoolRequest(pool="llama", percentage=101, reason="test")
+    with pytest.raises(AdminError, match=r"\Apools\.llama\.percentage: "):
+        await case.call("SetPool", set_pool)
 
 
 async def test_a_value_that_says_nothing_is_no_null() -> None:
@@ -250,7 +274,7 @@ async def test_what_is_wrong_with_a_tenant_is_told_by_the_requests_fields(
     assert (await case.outcomes()).count(("SetTenant", "INVALID_ARGUMENT")) == 1
 
 
-@pytest.mark.parametrize("name", ["", "a\nb", "x" * 257])
+@pytest.mark.parametrize("name", ["", " ", "a\nb", "a\u202eb", "x" * 257])
 async def test_names_that_cannot_be(name: str) -> None:
     case = Case()
     assert set(await case.invalid("SetTenant", set_tenant(name, weight=1))) == {"tenant.name"}
@@ -543,6 +567,22 @@ async def test_a_change_is_taken_back() -> None:
     unknown = admin_pb2.RollbackRequest(revision=999, reason="test")
     await case.refused("Rollback", unknown, grpc.StatusCode.NOT_FOUND)
     assert set(await case.invalid("Rollback", admin_pb2.RollbackRequest(reason="test"))) == {"revision"}
+
+
+async def test_to_go_back_to_a_recording_is_told() -> None:
+    case = Case(recording={"directory": "/d"})
+    await case.call("StartRecording", start())
+    recorded = case.revisions.revision
+    await case.call("StopRecording", STOP)
+    for dry in (True, False):
+        request = admin_pb2.RollbackRequest(revision=recorded, reason="test", validate_only=dry)
+        warnings = (await case.call("Rollback", request)).warnings
+        (message,) = (each.message for each in warnings if each.path == "recording.file")
+        assert message.startswith("it records again, into /d/night.jsonl.gz: files of that name")
+    assert case.config.recording.file == "/d/night.jsonl.gz"
+    back = await case.call("Rollback", admin_pb2.RollbackRequest(revision=1, reason="test"))
+    assert "recording.file" in paths(back)
+    assert "recording.file" not in {each.path for each in back.warnings}
 
 
 # -- what holds for all ----------------------------------------------------------------------------------------------

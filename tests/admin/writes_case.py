@@ -78,6 +78,8 @@ class FakeControl:
             else:
                 self.effects += known.apply(Reconfigure(config.pool_policy(pool)), self.now)
 
+    def check(self, config: Config) -> None: ...
+
     async def prepare(self, config: Config) -> Callable[[], None]:
         return lambda: self._take(config)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -88,3 +91,103 @@ def test_what_it_hardly_means_is_told_and_is_no_fault(tmp_path: Path) -> None:
     assert result.stderr == (
         f"{file}: warning: classes.low.max_waiting: lets class low pass class default, which goes first: 5 against 3\n"
     )
+
+
+# -- the admin port -------------------------------------------------------------------------------
+
+DIGEST = hashlib.sha256(b"a token").hexdigest()
+
+
+def a_file(tmp_path: Path, more: str) -> Path:
+    file = tmp_path / "f.yaml"
+    file.write_text(GOOD + more)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (
+            "listen: {admin: '0.0.0.0:50052'}",
+            ["listen.admin 0.0.0.0:50052 is open to the network", "admin.tokens_file"],
+        ),
+        ("admin: {tokens_file: /no/such}", ["admin.tokens_file: ", "/no/such"]),
+        ("admin: {tls: {certificate: /no/cert, key: /no/key}}", ["admin.tls.certificate: /no/cert: cannot be read"]),
+    ],
+    ids=["open to anybody", "no tokens", "no certificate"],
+)
+def test_what_the_service_would_not_start_with_is_no_good_file(tmp_path: Path, more: str, words: list[str]) -> None:
+    result = check(str(a_file(tmp_path, more)))
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
+    assert all(word in result.stderr for word in words), result.stderr
+
+
+def test_files_of_tokens_and_certificates_are_read(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.yaml"
+    tokens.write_text("not-a-digest: {name: ann, role: viewer}\n")
+    file = a_file(tmp_path, f"admin: {{tokens_file: {tokens}}}")
+    result = check(str(file))
+    assert (result.exit_code, result.stderr.startswith(f"admin.tokens_file: {tokens}")) == (2, True)
+    tokens.write_text(f"{DIGEST}: {{name: ann, role: viewer}}\n")
+    assert check(str(file)).exit_code == 0
+
+    certificate = tmp_path / "cert.pem"
+    certificate.write_text("no certificate")
+    result = check(str(a_file(tmp_path, f"admin: {{tls: {{certificate: {certificate}, key: {certificate}}}}}")))
+    assert result.exit_code == 2
+    assert "are not a certificate and its key" in result.stderr
+
+
+def test_tokens_in_plain_text_are_warned_of(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.yaml"
+    tokens.write_text(f"{DIGEST}: {{name: ann, role: viewer}}\n")
+    file = a_file(tmp_path, f"listen: {{admin: '0.0.0.0:50052'}}\nadmin: {{tokens_file: {tokens}}}")
+    result = check(str(file))
+    assert (result.exit_code, result.stdout.startswith(f"{file}: good. ")) == (0, True)
+    assert result.stderr == (
+        f"{file}: warning: listen.admin: everyone on the way to 0.0.0.0:50052 can read the tokens of the admin port; "
+        "give admin.tls\n"
+    )
+
+
+def test_nothing_is_bound_or_made(tmp_path: Path) -> None:
+    """Another process listens on the socket, and the state has never been there: that is as `serve` may find it."""
+    with socket.socket(socket.AF_UNIX) as taken:
+        taken.bind(str(tmp_path / "s"))
+        file = a_file(tmp_path, f"listen: {{admin: 'unix:{tmp_path}/s'}}\nadmin: {{state: {tmp_path}/state.db}}")
+        result = check(str(file))
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["f.yaml", "s"]
+
+
+def state_warning(tmp_path: Path, state: Path) -> str:
+    """That `state` is given, where the rest is good."""
+    file = a_file(tmp_path, f"admin: {{state: {state}}}")
+    result = check(str(file))
+    assert (result.exit_code, result.stdout.startswith(f"{file}: good. ")) == (0, True)
+    assert result.stderr.startswith(f"{file}: warning: admin.state: {state}: ")
+    assert result.stderr.endswith("; as it is, the admin API would start read-only\n")
+    assert len(result.stderr.splitlines()) == 1
+    return result.stderr
+
+
+def test_a_state_that_cannot_be_kept_is_warned_of(tmp_path: Path) -> None:
+    assert f"there is no folder {tmp_path}/none" in state_warning(tmp_path, tmp_path / "none" / "state.db")
+    (tmp_path / "folder").mkdir()
+    assert "is no regular file" in state_warning(tmp_path, tmp_path / "folder")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_state_that_may_not_be_written_is_warned_of(tmp_path: Path) -> None:
+    folder = tmp_path / "shut"
+    folder.mkdir()
+    (folder / "state.db").touch()
+    (folder / "state.db").chmod(0o400)
+    assert "cannot be read and written" in state_warning(tmp_path, folder / "state.db")
+    folder.chmod(0o500)
+    try:
+        assert f"the folder {folder} cannot be written to" in state_warning(tmp_path, folder / "state.db")
+    finally:
+        folder.chmod(0o700)

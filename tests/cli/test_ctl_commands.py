@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 from click.testing import Result
@@ -16,6 +17,7 @@ from google.protobuf import duration_pb2, struct_pb2, timestamp_pb2
 
 from extproc.cli.ctl.knobs import CLASS, TENANT
 from extproc.cli.ctl.main import ctl
+from extproc.cli.ctl.notation import parse_path, parse_setting
 from extproc.config.scheduling import Class, ClassGates, Tenant
 from extproc.pb.admin.v1 import admin_pb2 as pb
 
@@ -273,7 +275,22 @@ def test_a_dry_run_and_a_change_that_changes_nothing_say_so(service: Service) ->
     assert good(service.run("pause", "llama", "--dry-run")) == "It would change nothing.\n"
     service.answers["SetPool"] = pb.ChangeResult(revision=12)
     told = good(service.run("pause", "llama", *WHY))
-    assert told == "Nothing has changed: it was so already. Revision 12 is in force.\n"
+    assert told == "No value has changed: it was so already. Revision 12 is in force.\n"
+    service.answers["SetPool"] = pb.ChangeResult(revision=12, expire_time=NOON)
+    told = good(service.run("pause", "llama", *WHY))
+    assert told.splitlines()[1] == "What was set for a while undoes itself at 2023-11-14 22:13:20Z."
+
+
+def test_off_is_a_mode_and_no_switch() -> None:
+    assert parse_setting("pools.sim.mode=off") == (("pools", "sim", "mode"), "off")
+    assert parse_setting("classes.batch.preemptible=true") == (("classes", "batch", "preemptible"), True)
+
+
+def test_quotes_of_the_file_have_no_place_in_a_path() -> None:
+    assert parse_path("tenants.*.weight") == ("tenants", "*", "weight")
+    assert parse_path("""tenants.`"*"`.weight""") == ("tenants", '"*"', "weight")
+    with pytest.raises(click.UsageError, match="leave the quotes out"):
+        parse_path("""tenants."*".weight""")
 
 
 def test_how_changes_are_written(service: Service) -> None:
@@ -410,6 +427,24 @@ def test_a_configuration_is_shown_as_the_file_has_it(service: Service) -> None:
     shown = good(service.run("config", "get"))
     assert yaml.safe_load(shown) == data
     assert "rank: 2\n" in shown  # not 2.0
+
+
+@pytest.mark.parametrize("command", [("config", "get"), ("config", "get", "--view", "overrides"), ("diff",)])
+def test_what_turns_the_direction_of_writing_is_escaped_where_people_read(
+    service: Service, command: tuple[str, ...]
+) -> None:
+    evil = "a\u202eb\u2066c\u200fd"
+    service.answers["GetConfig"] = pb.GetConfigResponse(
+        config=struct(pools=[{"name": "a", "aliases": {evil: "é"}}]),
+        overrides=[pb.Override(path=f"tenants.`{evil}`.x", value=value(evil))],
+    )
+    change = pb.FieldChange(path=f"tenants.`{evil}`.x", before=value(evil), after=value(1))
+    service.answers["DiffRevisions"] = pb.DiffRevisionsResponse(changes=[change])
+    shown = good(service.run(*command))
+    assert all(line.isprintable() for line in shown.splitlines())
+    assert r"a\u202e" in shown.lower()
+    if command == ("config", "get"):
+        assert yaml.safe_load(shown) == {"pools": [{"name": "a", "aliases": {evil: "é"}}]}
 
 
 def test_overrides_against_the_file(service: Service) -> None:

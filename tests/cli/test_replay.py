@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from extproc.cli.main import main
 from extproc.cli.replay_setting import SettingError, baselines, engine_kind
 from extproc.config.load import load
 from extproc.core.events import Arrive, End, EndpointAdded, Event, Scraped, Tick, Usage
-from extproc.core.model import PoolPolicy, Sample, Source
+from extproc.core.model import Controller, PoolPolicy, Sample, Source
 from extproc.core.scheduler import Scheduler
 from extproc.sim.shapes import E1, E8
 from extproc.telemetry.recording import Parts, Recorder
@@ -311,7 +312,46 @@ def test_a_recording_that_begins_in_mid_life_says_so() -> None:
     outcome = fairlane(second, third, "--exact")
     assert outcome.exit_code == 1
     assert "starts in mid-life, with part 2 of its run" in outcome.output
-    assert figures(second, third)["results"][0]["total"]["requests"] == 40
+    found = figures(second, third)
+    assert found["results"][0]["total"]["requests"] == 40
+    begins = (
+        "the recording starts in mid-life, with part 2 of its run: what waited, ran and was learnt before is not in it"
+    )
+    assert begins in found["notes"]  # of those before, which it has nothing of, none is counted
+    assert not any("mid-life" in note for note in figures(*parts_of_a_run())["notes"])
+
+
+def test_what_was_under_way_when_a_recording_began_is_counted() -> None:
+    """It begins when r0 to r6 are inside and r7 to r11 held. r0 and r1 end, for which r7 and r8 go; r7 ends, and r9
+    goes: those five show. One that was over by then, and whose usage comes, is none of them; nor is one that comes."""
+    policy = a_policy()
+    policy = replace(policy, window=replace(policy.window, controller=Controller.FIXED, fixed=7, overtake=0))
+    life = Life(policy, Path("whole.jsonl"))
+    life.apply(EndpointAdded("e:1"))
+    life.apply(Scraped("e:1", Sample(0, 0, None, None, None, None, None, None, started=life.now)))
+
+    def arrive(name: str) -> None:
+        life.now += 0.1
+        life.apply(Arrive(name, "a", "interactive", life.now, 400))
+
+    arrive("over")
+    life.apply(End("over"))
+    for number in range(12):
+        arrive(f"r{number}")
+    life.recorder.close()
+    life.recorder = Recorder(
+        Parts(Path("later.jsonl"), max_bytes=10**8, keep=9), policy, version="0.1.0", hashed=False, endpoints=["e:1"]
+    )
+    life.apply(Usage("over", Source.USAGE, 90, 0, 60))
+    life.apply(End("r0"))
+    life.apply(End("r1"))
+    life.apply(End("r7"))
+    arrive("late")
+    life.apply(End("late"))
+    life.recorder.close()
+    (note,) = [note for note in figures("later.jsonl")["notes"] if "starts in mid-life" in note]
+    assert note.endswith("; 5 requests that end or go in it were held or inside at its start, and are not played")
+    assert not [note for note in figures("whole.jsonl")["notes"] if "mid-life" in note]
 
 
 def test_a_recording_is_traffic_too() -> None:

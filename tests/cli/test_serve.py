@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,8 +76,9 @@ def served(tmp_path: Path) -> Iterator[Served]:
         made.process.communicate()
 
 
+@pytest.mark.usefixtures("hangups")
 def test_a_bad_configuration(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("extproc.cli.serve.set_up", lambda *_, **__: None)
+    monkeypatch.setattr("extproc.cli.foreground.set_up", lambda *_, **__: None)
     served.write("on_fault: panic\n")
     done = CliRunner().invoke(main, ["serve", "--config", str(served.file)])
     assert (done.exit_code, done.stdout) == (2, "")
@@ -164,3 +167,67 @@ def test_a_second_signal_does_not_wait_for_answers_under_way(served: Served, eng
         end.set()
     assert code == 0
     assert "Traceback" not in rest
+
+
+@pytest.fixture
+def hangups() -> Iterator[None]:
+    """Children begin with signals that end them, whatever this process was told."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+def signal_is_ignored(pid: int, number: int) -> bool:
+    (mask,) = (line.split()[1] for line in Path(f"/proc/{pid}/status").read_text().splitlines() if "SigIgn" in line)
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+@pytest.mark.usefixtures("hangups")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_hangups_while_it_starts_do_not_end_it(served: Served) -> None:
+    process = served.process = subprocess.Popen(served.command(), stderr=subprocess.PIPE, text=True)
+    end = time.monotonic() + 20
+    while not signal_is_ignored(process.pid, signal.SIGHUP):
+        assert time.monotonic() < end and process.poll() is None
+        time.sleep(0.001)
+    ready = threading.Event()
+
+    def hang_up() -> None:
+        while not ready.wait(0.001):
+            process.send_signal(signal.SIGHUP)
+
+    hanging_up = threading.Thread(target=hang_up)
+    hanging_up.start()
+    try:
+        assert served.event("serving")
+    finally:
+        ready.set()
+        hanging_up.join()
+    code, rest = served.stop()
+    assert code == 0
+    assert "Traceback" not in rest
+
+
+@pytest.mark.usefixtures("hangups")
+def test_a_configuration_that_comes_through_a_pipe(served: Served) -> None:
+    """As a shell has it: serve --config <(cat fairlane.yaml)."""
+    reader, writer = os.pipe()
+    os.write(writer, served.file.read_bytes())
+    os.close(writer)
+    served.file = Path(f"/dev/fd/{reader}")
+    process = served.process = subprocess.Popen(served.command(), stderr=subprocess.PIPE, text=True, pass_fds=(reader,))
+    os.close(reader)
+    assert served.event("serving")
+    process.send_signal(signal.SIGHUP)
+    assert served.event("config_file_not_read_again")["level"] == "warning"
+    code, rest = served.stop()
+    assert code == 0
+    assert "config_file_refused" not in rest
+
+
+def test_a_pipe_in_the_place_of_the_file_and_a_stop(served: Served) -> None:
+    served.start()
+    served.file.unlink()
+    os.mkfifo(served.file)
+    assert "is no regular file by now" in served.event("config_file_refused")["error"]
+    assert served.stop()[0] == 0

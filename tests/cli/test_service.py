@@ -6,6 +6,7 @@ import asyncio
 import gc
 import socket
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -17,6 +18,7 @@ from aiohttp import web
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from extproc.admin.records import Author
 from extproc.cli.ports import free_ports
 from extproc.config.load import from_data
 from extproc.edge.wire import ACCESS_LOG_SERVICE, EXT_PROC_SERVICE
@@ -78,7 +80,7 @@ class Running:
             {
                 "listen": {"ext_proc": self.edge, "admin": self.admin, "http": self.http, **config.pop("listen", {})},
                 "classes": {"default": {"rank": 0, "priority": 0, "max_waiting": 0}},
-                "pools": [pool],
+                "pools": config.pop("pools", [pool]),
                 **config,
             }
         )
@@ -274,6 +276,28 @@ async def test_a_port_that_is_taken_is_told_with_its_key(run: Run, key: str) -> 
             await it.over()
     assert str(error.value).startswith(f"{address} (listen.{key}) cannot be bound: ")
     assert "in use" in str(error.value)
+
+
+async def test_what_cannot_start_takes_nothing_from_what_runs(run: Run, tmp_path: Path) -> None:
+    """Its file does not fit the overlay, which belongs to another process: that one's ports are what it wants."""
+    state = str(tmp_path / "state.db")
+    it = run(admin={"state": state})
+    await it.ready()
+    author = Author("alice", "admin", "ipv4:192.0.2.1:1", "UpdateConfig")
+    how: Any = {"reason": "a test", "ttl_s": None, "etag": "", "validate_only": False}
+    await it.service.revisions.patch(author, {"pools": {"sim": {"max_queued": 7}}}, None, **how)
+    other = run(
+        admin={"state": state},
+        listen={"admin": it.admin},
+        pools=[{"name": "other", "models": ["m"], "endpoints": ["127.0.0.1:1"]}],
+    )
+    with pytest.raises(StartError, match=r"listen\.admin"):
+        await other.over()
+    await it.service.revisions.patch(author, {"pools": {"sim": {"traffic": "paused"}}}, None, **how)
+    pool = it.service.revisions.config.pools[0]
+    assert (pool.max_queued, pool.traffic) == (7, "paused")
+    kinds = [each.kind.name for each in await it.service.revisions.list_revisions(None, 10)]
+    assert kinds == ["CHANGE", "CHANGE", "START"]
 
 
 # -- stopping -------------------------------------------------------------------------------------

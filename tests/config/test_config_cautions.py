@@ -78,3 +78,12 @@ def test_priorities_count_by_the_pool_with_the_most_steps_that_tells_any() -> No
     assert told({"priority_steps": 5}, **close) == []
     assert len(told({"priority_steps": 6}, **close)) == 1
     assert told({"priority_steps": 6, "priority_via": "off"}, **close) == []
+
+
+def test_what_is_for_requests_that_wait_where_none_does() -> None:
+    observed = good({"mode": "observe", "traffic": "paused"}, recording={"file": "traffic.jsonl"})
+    assert [f"{each.path}: {each.message}" for each in cautions(observed)] == [
+        "pools.sim.traffic: is paused, and holds nothing up while its mode is observe: requests pass",
+        "recording.file: records what waits its turn, and no pool is in mode enforce",
+    ]
+    assert cautions(good({"traffic": "paused"}, recording={"file": "traffic.jsonl"})) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from config_case import POOL, good
 
 from extproc.config.inheritance import own_tenants
-from extproc.config.load import ConfigError, Fault, FileData, from_data, parse, read_file
+from extproc.config.load import ConfigError, Fault, FileData, from_data, parse, read_again, read_file
 from extproc.config.overlay import Overlay
 
 OTHER: dict[str, Any] = {"name": "other.v2", "models": ["o"], "endpoints": ["127.0.0.1:8002"]}
@@ -202,6 +203,34 @@ def test_data_without_a_file() -> None:
 def test_a_path_that_no_system_has() -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         read_file(Path("a\0b"))
+
+
+def test_a_file_that_is_known_by_its_bytes_is_not_parsed_again(tmp_path: Path) -> None:
+    file = tmp_path / "f.yaml"
+    file.write_text("a: 1\n")
+    first = read_file(file)
+    assert first.again
+    file.write_text("a: 2\n")
+    second = read_again(file, [first])
+    assert second.data == {"a": 2}
+    file.write_text("a: 1\n")
+    assert read_again(file, [second, first]) is first
+
+
+def test_a_pipe_is_read_at_the_start_and_never_waited_for_later(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ConfigError, match="is no regular file by now"):  # nobody writes
+        read_again(pipe, [])
+    reader, writer = os.pipe()
+    os.write(writer, b"a: 1\n")
+    os.close(writer)
+    found = read_file(Path(f"/dev/fd/{reader}"))
+    os.close(reader)
+    assert (found.data, found.again) == ({"a": 1}, False)
+    for folder in (tmp_path, Path("a\0b"), tmp_path / "none"):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            read_again(folder, [])
 
 
 # -- a tenant's first settings of its own ---------------------------------------------------------

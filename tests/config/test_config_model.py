@@ -399,3 +399,34 @@ def test_progress_shows_from_page_to_page() -> None:
     assert errors({"pools": [{**POOL, **at_once}]}) == [
         "pools.0.window.stalled_after: must be at least 100ms, or null for never"
     ]
+
+
+# -- names of tenants ---------------------------------------------------------------------------------
+
+
+UNPRINTABLE = "has what cannot be printed: control characters, or such as turn the direction of writing"
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("", "the name '' must not be empty or blank"),
+        (" \t", "the name ' \\t' must not be empty or blank"),
+        ("a\nb", f"the name 'a\\nb' {UNPRINTABLE}"),
+        ("a\x00", f"the name 'a\\x00' {UNPRINTABLE}"),
+        ("a\x85b", f"the name 'a\\x85b' {UNPRINTABLE}"),
+        ("a\u202eb", f"the name 'a\\u202eb' {UNPRINTABLE}"),
+        ("a\u2066b", f"the name 'a\\u2066b' {UNPRINTABLE}"),
+        ("a\u2028b", f"the name 'a\\u2028b' {UNPRINTABLE}"),
+        ("x" * 257, f"the name '{'x' * 200}'... has 257 characters, and may have 256"),
+        ("x" * 1_000_000, f"the name '{'x' * 200}'... has 1000000 characters, and may have 256"),
+    ],
+)
+def test_names_of_tenants_that_cannot_be(name: str, fault: str) -> None:
+    assert error(tenants={name: {"weight": 2}}) == f"tenants: {fault}"
+    assert error(tenants={"acme": {"parent": name}}) == f"tenants.acme.parent: {fault}"
+
+
+@pytest.mark.parametrize("name", ["x" * 256, "Åsa / *", "acme.com", "a b", "日本", "`", "*", "acme/*"])
+def test_names_of_tenants(name: str) -> None:
+    assert list(good(tenants={name: {"weight": 2}}).tenants) == [name]

@@ -12,6 +12,8 @@ from extproc.config.restart import needs_restart
 
 OTHER = {"name": "other", "models": ["o"], "endpoints": ["127.0.0.1:8002"]}
 
+SAYS = "the file says it when Fairlane starts"
+
 
 def paths(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     faults = needs_restart(good(**old), good(**new))
@@ -64,8 +66,12 @@ def test_pools_are_compared_by_name() -> None:
     assert needs_restart(from_data({"pools": [OTHER]}), old) == []
     swapped = from_data({"pools": [POOL, {**OTHER, "cost": {"unit": "requests"}}]})
     assert needs_restart(old, swapped) == [
-        Fault("pools.sim.cost.unit", "needs a restart (from requests to tokens): change it in the file, and restart"),
-        Fault("pools.other.cost.unit", "needs a restart (from tokens to requests): change it in the file, and restart"),
+        Fault(
+            "pools.sim.cost.unit", "needs a restart (from requests to tokens): the file says it when Fairlane starts"
+        ),
+        Fault(
+            "pools.other.cost.unit", "needs a restart (from tokens to requests): the file says it when Fairlane starts"
+        ),
     ]
 
 
@@ -75,6 +81,6 @@ def test_the_largest_body_goes_by_what_the_server_was_started_with() -> None:
     assert needs_restart(small, large) == [
         Fault(
             "requests.max_body",
-            "needs a restart (the server was started for 1MiB at most): change it in the file, and restart",
+            f"needs a restart (the server was started for 1MiB at most): {SAYS}",
         )
     ]

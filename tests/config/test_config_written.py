@@ -237,3 +237,11 @@ def test_what_yaml_would_read_as_something_else() -> None:
 def test_what_is_there_twice_is_written_twice() -> None:
     window = {"start": 3}
     assert to_yaml({"a": window, "b": window}) == "a:\n  start: 3\nb:\n  start: 3\n"
+
+
+def test_what_cannot_be_printed_is_escaped_and_letters_are_not() -> None:
+    assert "é" in to_yaml({"name": "é"})
+    data = {"name": "é", "alias": "a\u202eb\u200fc\x1b"}
+    text = to_yaml(data)
+    assert all(line.isprintable() for line in text.splitlines())
+    assert yaml.safe_load(text) == data

@@ -10,7 +10,7 @@ from state_dump import state_of
 
 from extproc.core.events import Arrive, End
 from extproc.core.explanation import Explanation, Hold, explain
-from extproc.core.model import Controller, Gates, Outage, State, TenantPolicy, WindowPolicy
+from extproc.core.model import Controller, Gates, Outage, State, TenantPolicy, Traffic, WindowPolicy
 from extproc.core.view import flows, view
 
 BATCH = a_class("batch", 2, max_waiting=0)
@@ -203,6 +203,33 @@ def test_the_wait_is_the_cost_before_it_at_the_rate_of_the_last_half_minute() ->
     assert told_of(case, "t0").estimated_wait_s == 1.0  # never less is told
 
 
+def test_no_wait_is_estimated_where_nothing_goes_or_nothing_has_gone() -> None:
+    """Whatever went before: what is paused waits for an operator, and what has no endpoint for one. That holds for
+    those behind the first of their flow too."""
+    policy = a_fixed_pool(a_class(queue_timeout_s=600.0))
+    case = Case(policy, checked=False)
+    inside = fill(case, 1)
+    case.arrive("first")
+    case.arrive("second")
+    just_now = explain(case.scheduler, "second", case.now)  # no rate without time
+    assert just_now is not None and just_now.estimated_wait_s is None
+    case.now += 1.0
+    drain(case, inside, 1)
+    case.now += 1.0
+    known = told_of(case, "second")
+    assert known.hold is Hold.WINDOW
+    assert known.estimated_wait_s == 1.0
+
+    case.arrive("third")
+    case.reconfigure(replace(policy, traffic=Traffic.PAUSED))
+    assert [told_of(case, name).estimated_wait_s for name in ("second", "third")] == [None, None]
+    case.reconfigure(policy)
+    assert told_of(case, "third").estimated_wait_s is not None
+    case.scrape_fails(E1, refused=True)
+    assert [told_of(case, name).hold for name in ("second", "third")] == [Hold.NO_ENDPOINT, Hold.FLOW]
+    assert [told_of(case, name).estimated_wait_s for name in ("second", "third")] == [None, None]
+
+
 def test_what_time_alone_has_opened_is_told_as_such() -> None:
     case = Case(a_fixed_pool(), read=False)
     case.arrive("r")
@@ -229,7 +256,7 @@ def test_an_outage_whose_policy_is_to_hold() -> None:
     case.now += 31.0
     case.arrive("r")
     told = told_of(case, "r")
-    assert (told.hold, told.name, told.value, told.limit) == (Hold.NO_ENDPOINT, "m", 0.0, 1.0)
+    assert (told.hold, told.name, told.value, told.limit) == (Hold.NO_ENDPOINT, "m", None, None)
     assert told.sentence == (f"no endpoint can take it: {E1} is without a page for half a minute (outage: hold)")
     assert told.next == "an endpoint answers"
 

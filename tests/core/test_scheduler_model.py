@@ -434,7 +434,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert told is not None and (told.hold is not None) == (name in waiting)
             assert told.sentence and told.next
             if name in waiting:
-                assert 1.0 <= told.estimated_wait_s <= 600.0
+                assert told.estimated_wait_s is None or 1.0 <= told.estimated_wait_s <= 600.0
                 assert told.ahead_in_flow >= 0 and 0 <= told.flow_position <= told.flows
                 assert all(x is None or not math.isnan(x) for x in (told.value, told.limit))
         # What is released and not settled is charged for what it has had until now; V is that, and all that is settled.

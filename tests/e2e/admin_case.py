@@ -170,6 +170,7 @@ async def held(
         async with rig.hung_engines():
             scene.ask(inside, "first", cls=inside_cls)
             await rig.until_inside(inside)
+            await scene.until_sent(inside)  # inside for Fairlane comes before there for the engine
             for number, tenant, *cls in groups:
                 scene.ask(number, tenant, cls=cls[0] if cls else None)
                 await scene.until_all_there()

@@ -8,7 +8,7 @@ import grpc
 import pytest
 import pytest_asyncio
 from admin_case import FIXED, HELD, POOL, SLOTS, WHY, Admin, Scene, connected, held
-from rig import Rig, running
+from rig import Rig, running, until
 
 from extproc.wiring.description import Wiring
 
@@ -57,7 +57,11 @@ async def test_of_those_inside(rig: Rig, admin: Admin) -> None:
         await scene.until_answered(SLOTS)
         assert {answer.error["code"] for answer in scene.answers} == {"cancelled"}
     scene.assert_answers({503: SLOTS, 200: 20})
-    assert {entry["state"] for entry in await scene.sent() if entry["headers"]["x-tenant"] == "first"} == {"aborted"}
+
+    async def states() -> set[str]:
+        return {entry["state"] for entry in await scene.sent() if entry["headers"]["x-tenant"] == "first"}
+
+    await until(states, lambda found: found == {"aborted"}, "the engine has dropped them")
 
 
 async def test_all_of_a_paused_pool(rig: Rig, admin: Admin) -> None:

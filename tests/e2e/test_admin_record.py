@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 import yaml
-from admin_case import FIXED, POOL, WHY, Admin, connected, held
+from admin_case import FIXED, POOL, SLOTS, WHY, Admin, connected, held
 from click.testing import CliRunner, Result
 from rig import FAST_ENGINE, Rig, running, until
 
@@ -63,7 +63,8 @@ async def test_what_was_recorded_live_is_replayed(rig: Rig, admin: Admin, tmp_pa
     replayed = await _command("replay", str(file), "--config", str(settings), "--json", str(figures))
     assert replayed.exit_code == 0, replayed.output
     assert json.loads(figures.read_text(encoding="utf-8"))
-    # It begins with requests under way, so that event by event it cannot be the same; that is said.
+    # It begins with requests under way, which are not played, so that event by event it cannot be the same.
+    assert f"{SLOTS + 30} requests that end or go in it were held or inside at its start" in replayed.output
     exact = await _command("replay", str(file), "--exact")
     assert "the recording starts in mid-life" in exact.output
 

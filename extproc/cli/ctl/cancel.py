@@ -41,6 +41,8 @@ def cancel(session: Session, filter_: str, yes: bool, terms: Terms) -> None:
             printer.line(f"Would cancel {text}.")
             if would.sample:
                 request_table(printer, list(would.sample))
+                if len(would.sample) < would.cancelled_count:
+                    note(f"These are {len(would.sample)} of them.")
             return
         if would.cancelled_count == 0:
             note("Nothing matches.")

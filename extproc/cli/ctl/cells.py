@@ -6,15 +6,12 @@ import datetime
 import math
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from extproc.cli.ctl.output import whole_numbers
+from extproc.cli.ctl.output import whole_numbers, yaml_text
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 NONE = "-"
-_EVER = 10**9
 _KIB = 1024
 
 
@@ -104,5 +101,5 @@ def value(message: Message, field: str) -> str:
 
 def flow(data: Any) -> str:
     """YAML in one line, names in alphabetical order."""
-    shown = yaml.safe_dump(whole_numbers(data), default_flow_style=True, width=_EVER, allow_unicode=True)
+    shown = yaml_text(whole_numbers(data), default_flow_style=True)
     return shown.removesuffix("\n").removesuffix("\n...")

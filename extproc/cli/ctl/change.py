@@ -105,7 +105,9 @@ def tell(printer: Printer, result: admin_pb2.ChangeResult) -> None:
     if result.validate_only:
         printer.line("Nothing has been changed: it would be good." if result.changes else "It would change nothing.")
     elif not result.changes:
-        printer.line(f"Nothing has changed: it was so already. Revision {result.revision} is in force.")
+        printer.line(f"No value has changed: it was so already. Revision {result.revision} is in force.")
+        if result.HasField("expire_time"):
+            printer.line(f"What was set for a while undoes itself at {cells.time(result, 'expire_time')}.")
     else:
         printer.line(f"Revision {result.revision} is in force.")
         if result.HasField("expire_time"):

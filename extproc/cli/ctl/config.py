@@ -6,18 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import click
-import yaml
 from google.protobuf import json_format
 
 from extproc.cli.ctl import cells
 from extproc.cli.ctl.change import Terms, make, tell, terms
 from extproc.cli.ctl.notation import parse_path, parse_yaml, read_text
-from extproc.cli.ctl.output import Printer, note, whole_numbers
+from extproc.cli.ctl.output import Printer, note, whole_numbers, yaml_text
 from extproc.cli.ctl.session import Command, Group, Session, pass_session
 from extproc.pb.admin.v1 import admin_pb2
 
 _VIEWS = ("effective", "file", "overrides")
-_EVER = 10**9
 
 
 @click.group("config", cls=Group)
@@ -38,7 +36,7 @@ def get(session: Session, view: str) -> None:
         _overrides(printer, answer)
     else:
         data = whole_numbers(json_format.MessageToDict(answer.config))
-        printer.block(yaml.safe_dump(data, allow_unicode=True, width=_EVER))
+        printer.block(yaml_text(data))
 
 
 @config.command("diff", cls=Command)

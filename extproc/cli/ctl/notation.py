@@ -61,13 +61,16 @@ SIZE = _Size()  # bytes
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader without dates: the file has none, and 2026-01-01 may be a tenant."""
+    """The safe loader without dates: the file has none, and 2026-01-01 may be a tenant. And off is a mode of a pool:
+    what is no `true` or `false` is no switch."""
 
 
+_BOOL = "tag:yaml.org,2002:bool"
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in ("tag:yaml.org,2002:timestamp", _BOOL)]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+_Loader.add_implicit_resolver(_BOOL, re.compile(r"(?:true|True|TRUE|false|False|FALSE)\Z"), list("tTfF"))
 
 
 def parse_yaml(text: str, source: str) -> Any:
@@ -94,9 +97,12 @@ def parse_setting(text: str) -> tuple[tuple[str, ...], Any]:
 def parse_path(text: str) -> tuple[str, ...]:
     """Names with dots between them; one that has a dot itself in backquotes. Raises click.UsageError."""
     try:
-        return faults.parse_path(text)
+        path = faults.parse_path(text)
     except faults.ConfigError as error:
         raise click.UsageError(f"{text!r} is no path: {error}") from None
+    if "`" not in text and any(name[:1] == name[-1:] and name[:1] in ('"', "'") for name in path):
+        raise click.UsageError(f"{text!r}: leave the quotes out; a name that has them stands in backquotes")
+    return path
 
 
 def path_text(path: tuple[str, ...]) -> str:

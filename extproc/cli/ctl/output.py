@@ -99,6 +99,16 @@ def drawn(heads: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[s
     return table
 
 
+def yaml_text(data: Any, **options: Any) -> str:
+    """For people: letters as they are, unless a terminal would act on any of it. Then as YAML's escapes, which read
+    back as the same."""
+    text: str = yaml.safe_dump(data, allow_unicode=True, width=_EVER, **options)
+    if all(line.isprintable() for line in text.split("\n")):
+        return text
+    escapes: str = yaml.safe_dump(data, allow_unicode=False, width=_EVER, **options)
+    return escapes
+
+
 def note(text: str) -> None:
     """Said to people, beside the output."""
     click.echo(escaped(text), err=True)

@@ -55,7 +55,7 @@ def flows(session: Session, pool: str, top: int, order_by: str) -> None:
 @click.option("--all", "all_", is_flag=True, help="Without a limit.")
 @pass_session
 def requests(session: Session, filter_: str, limit: int, all_: bool) -> None:
-    """Requests that wait and that are inside the engines, in the order of their arrival."""
+    """Requests that wait and that are inside the engines, in the order in which they reached Fairlane."""
     request = admin_pb2.ListRequestsRequest(filter=filter_)
     answer = gather(session, "ListRequests", request, "requests", None if all_ else limit)
     printer = session.printer

@@ -196,7 +196,9 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListRequests(self, request, context):
-        """Held requests and those inside the engines, in the order of their arrival.
+        """Held requests and those inside the engines. By pool; each pool's in the order in which they reached this process, and
+        what it observes after them. What waits may go in another order: ExplainRequest has that. One that Envoy sends again,
+        after a restart, stands where it came again, and has waited since it came first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

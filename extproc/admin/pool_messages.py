@@ -11,7 +11,7 @@ from extproc.admin.portions import Portions, Work
 from extproc.pb.admin.v1 import admin_pb2 as pb
 
 
-class Pools:
+class PoolMessages:
     """By name: pages of them fit together whatever is configured in between."""
 
     def __init__(self, control: Control, portions: Portions) -> None:
