@@ -591,6 +591,7 @@ async def test_a_file_that_is_gone_is_a_bad_one(case: Case) -> None:
     await revisions.close()
 
 
+@pytest.mark.slow
 async def test_a_changed_file_is_seen_without_a_signal(case: Case) -> None:
     revisions = case.open()
     running = asyncio.create_task(revisions.run())

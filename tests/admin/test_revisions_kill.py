@@ -46,6 +46,7 @@ def test_before_the_commit_the_old_state_is_found_and_after_it_the_new_one(tmp_p
     assert [each["beyond"] for each in found["rounds"]] == [0] * old + [1] * (len(steps) - old)
 
 
+@pytest.mark.slow
 def test_at_random_points_the_old_or_the_new_state_is_found(tmp_path: Path) -> None:
     found = killed("random", tmp_path, 5, 1)
     assert {each["beyond"] for each in found["rounds"]} <= {0, 1}
@@ -159,6 +160,7 @@ def rounds(folder: Path, count: int, seed: int, *, log: bool) -> Counter[str]:
 
 
 @pytest.mark.parametrize("log", [False, True], ids=["closed", "killed"])
+@pytest.mark.slow
 def test_a_damaged_database_is_read_only_or_a_whole_state(tmp_path: Path, log: bool) -> None:
     found = rounds(tmp_path, 40, 1, log=log)
     assert set(found) >= ({"older", "last"} if log else {"file", "last"})

@@ -196,6 +196,7 @@ def live(steps: list[tuple[Any, ...]]) -> None:
 
 @settings(max_examples=15, derandomize=True, deadline=None)
 @given(st.lists(STEPS, min_size=3, max_size=12))
+@pytest.mark.slow
 def test_what_is_in_force_is_what_a_fresh_start_has(steps: list[tuple[Any, ...]]) -> None:
     live(steps)
 

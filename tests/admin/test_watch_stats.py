@@ -209,6 +209,7 @@ async def test_a_sample_that_fails_ends_its_watchers_and_the_next_begin_anew() -
 # -- over gRPC ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_fifty_that_do_not_read_and_one_that_does() -> None:
     """A message of 65 KB fills the window of a reader that does not read."""
     case = PoolCase(a_config(), "m")

@@ -509,6 +509,7 @@ def test_a_part_is_merged(service: Service, tmp_path: Path, source: str) -> None
         ("a: !!python/object:os.system x", "is not YAML"),
     ],
 )
+@pytest.mark.slow
 def test_what_is_no_part_of_a_file(service: Service, text: str, message: str) -> None:
     for command in (("apply", *WHY), ("validate", "--patch")):
         done = service.run("config", *command, "-f", "-", input=text)

@@ -85,6 +85,7 @@ def test_a_bad_configuration(served: Served, monkeypatch: pytest.MonkeyPatch) ->
     assert done.stderr == f"{served.file}: on_fault: Input should be 'pass' or 'reject'\n"
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken(served: Served) -> None:
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -99,6 +100,7 @@ def test_a_port_that_is_taken(served: Served) -> None:
     assert "never retrieved" not in done.stderr
 
 
+@pytest.mark.slow
 def test_sigterm_stops_it_and_no_secret_was_logged(served: Served) -> None:
     served.start("--log-level", "debug")
     message = ext_proc_pb2.ProcessingRequest()
@@ -141,6 +143,7 @@ def engine() -> Iterator[str]:
         thread.join()
 
 
+@pytest.mark.slow
 def test_a_second_signal_does_not_wait_for_answers_under_way(served: Served, engine: str) -> None:
     served.write("shutdown: {grace: 1h}\n", engine)
     served.start()

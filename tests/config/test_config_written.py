@@ -202,6 +202,7 @@ FILES = st.fixed_dictionaries(
 
 @settings(derandomize=True, deadline=None, max_examples=40, phases=(Phase.generate,))
 @given(FILES)
+@pytest.mark.slow
 def test_what_is_written_is_read_as_the_same_configuration(data: dict[str, Any]) -> None:
     config = from_data(data)
     plain = written(config)

@@ -57,6 +57,7 @@ def test_over_the_limit_it_falls_to_the_right_one_at_once_and_never_below_one() 
 
 @settings(derandomize=True, max_examples=60, deadline=None)
 @given(a=st.floats(0.0, 0.14), b=st.floats(1e-5, 0.05))
+@pytest.mark.slow
 def test_without_noise_it_climbs_to_the_right_window_and_never_past_it(a: float, b: float) -> None:
     """The fixed point of n L/y with n = W is (L - a)/b, for L with the margin of 0.95."""
     right = (0.95 * LIMIT - a) / b

@@ -138,6 +138,7 @@ def generated(count: int) -> Iterator[tuple[Random, bytes]]:
         yield rng, (blank(rng) + an_object(rng) + blank(rng)).encode()
 
 
+@pytest.mark.slow
 def test_nothing_else_changes() -> None:
     for _, body in generated(5000):
         edited = append_members(body, OURS)

@@ -116,6 +116,7 @@ def test_a_file_without_keys_is_not_an_empty_file(tmp_path: Path) -> None:
         (f"{DIGEST}: {{tenant: a, class: [urgent]}}", "its class must be one that it may use"),
     ],
 )
+@pytest.mark.slow
 def test_what_may_not_stand_in_one(text: str, words: str, tmp_path: Path) -> None:
     file = tmp_path / "keys.yaml"
     file.write_text(text)

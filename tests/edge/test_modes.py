@@ -403,6 +403,7 @@ async def test_clients_that_leave_at_the_same_moment_are_counted_once(turns: int
     edge.close()
 
 
+@pytest.mark.slow
 async def test_back_and_forth_under_load_nothing_is_lost(start: Start) -> None:
     """Each request gets one answer, whatever the mode is when it comes and while it waits."""
     edge, envoy = await start(slots=4)

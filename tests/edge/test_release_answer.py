@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ values = st.text(max_size=300) | st.sampled_from(["", "0", "1000000", "v" * 127,
     st.sampled_from([None, "", '"priority":3', '"model":"' + "ö" * 200 + '"']),
     st.lists(names, unique=True, max_size=3),
 )
+@pytest.mark.slow
 def test_it_says_what_the_generated_classes_say(
     headers: dict[str, str], address: str | None, append: str | None, remove: list[str]
 ) -> None:

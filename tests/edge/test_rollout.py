@@ -57,6 +57,7 @@ def test_who_is_in_stays_in_when_the_percentage_rises(
         assert mode_for(a_pool("enforce", more, of), tenant, request_id) == "enforce"
 
 
+@pytest.mark.slow
 def test_the_share_is_that_of_the_hash() -> None:
     """By another way to compute it: 10 % are in whose first 48 bits of BLAKE2b are below a tenth of their range."""
 

@@ -478,6 +478,7 @@ ALPHABET += [
     st.sampled_from([SSE, JSON, ""]),
     st.integers(1, 7),
 )
+@pytest.mark.slow
 def test_any_bytes(parts: list[bytes], kind: str, size: int) -> None:
     stream = b"".join(parts)
     meter, out = run(pieces(stream, size), kind)

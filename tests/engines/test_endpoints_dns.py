@@ -127,6 +127,7 @@ async def test_no_such_name_and_no_such_records_are_the_empty_set(records: dict[
         (garbage(), ["that could be read"]),
     ],
 )
+@pytest.mark.slow
 async def test_a_failure_changes_nothing_and_is_said_once(broken: Handler, words: list[str]) -> None:
     with capture_logs() as logs:
         async with following(zone({f"{NAME} A": ["127.0.0.1"]})) as (server, follower):

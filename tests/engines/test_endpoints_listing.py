@@ -153,6 +153,7 @@ def test_what_asks_for_much_work_gets_little(text: str) -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_large_ones() -> None:
     many = [f"10.{number // 62_500}.{number // 250 % 250}.{number % 250}:80" for number in range(MOST)]
     assert addresses(many) == many

@@ -144,6 +144,7 @@ def lines(draw: st.DrawFn) -> tuple[bytes, dict[str, str], float]:
 
 @relaxed
 @given(st.lists(lines(), min_size=1, max_size=4))
+@pytest.mark.slow
 def test_blanks_timestamps_exemplars_and_line_ends_do_not_matter(
     drawn: list[tuple[bytes, dict[str, str], float]],
 ) -> None:
@@ -209,6 +210,7 @@ def client_reads(lines: list[str]) -> list[tuple[dict[str, str], float]] | None:
 
 @settings(relaxed, max_examples=300)
 @given(broken_pages())
+@pytest.mark.slow
 def test_the_same_values_as_prometheus_client_or_both_refuse(page: bytes) -> None:
     lines = wanted_lines(page)
     expected = client_reads(lines)

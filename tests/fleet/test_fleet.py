@@ -172,6 +172,7 @@ async def test_a_request_waits_for_the_first_endpoint() -> None:
         assert (await asyncio.wait_for(waiter, 20)).endpoint == engine.address  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 async def test_after_an_empty_set_the_first_endpoint_waits_until_envoy_knows_it_too() -> None:
     """By DNS Envoy asks by itself: let go at once, the request would meet an empty cluster. It is read meanwhile."""
     engine = Engine()
@@ -270,6 +271,7 @@ async def test_its_end_leaves_no_task() -> None:
     assert not any(engine.address in name for name in names)
 
 
+@pytest.mark.slow
 async def test_from_zero_the_second_endpoint_waits_with_the_first() -> None:
     one, other = Engine(), Engine()
     async with running(one, other, endpoints={"dns": {"name": "engines", "port": 8000, "interval": "100ms"}}) as case:

@@ -76,6 +76,7 @@ def test_several_replicas_are_asked_for_their_health() -> None:
     assert "health_checks" not in cluster(made(), "fairlane")
 
 
+@pytest.mark.slow
 def test_both_filters_of_strict_reach_the_same_replica() -> None:
     """The hash of the cluster and the initial metadata, neither of which does anything without the other."""
     config = build(Wiring(profile="strict"), addresses(ext_proc=REPLICAS)).config

@@ -140,6 +140,7 @@ SOURCES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.slow
 def test_the_doctor_finds_nothing_in_what_is_made(name: str) -> None:
     fairlane = config(SOURCES[name])
     built = build(derive.wiring(fairlane), derive.addresses(fairlane))
