@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import structlog
 
@@ -81,7 +80,7 @@ class Pools:
         self._processor: ExternalProcessor | None = None
         self._keys = Keys(config)
         self._watching: asyncio.Task[None] | None = None
-        self._background: set[asyncio.Task[Any]] = set()
+        self._background: set[asyncio.Task[None]] = set()
         self._pools = {
             pool.name: self._made(pool, config.pool_policy(pool), Ways.configured(pool)) for pool in config.pools
         }
@@ -201,6 +200,8 @@ class Pools:
         if running.ending is not None:
             running.ending.cancel()
             running.ending = None
+            if running.tape is None and not running.closing:
+                self._record(running)  # which may have begun while it was ending
         if running.driver.scheduler.policy != policy:
             running.driver.reconfigure(policy)
         running.pool, running.ways = pool, prepared.ways[pool.name]
@@ -237,15 +238,15 @@ class Pools:
 
     async def _end(self, running: Running) -> None:
         await running.driver.emptied()
+        tape, running.tape = running.tape, None
+        if tape is not None:
+            running.driver.set_tape(None)
+            await asyncio.shield(self._close(tape, running))  # also where the pool comes back meanwhile
         del self._pools[running.pool.name]
         if running.engines is not None:
             running.engines.cancel()
-        tape, running.tape = running.tape, None
-        running.driver.set_tape(None)
         running.driver.close()
         log.info("pool retired", pool=running.pool.name)
-        if tape is not None:
-            await tape.closed()
 
     def _drivers(self) -> dict[str, PoolDriver]:
         return {name: running.driver for name, running in self._pools.items()}
@@ -266,16 +267,25 @@ class Pools:
             old, running.tape = running.tape, None
             running.driver.set_tape(None)
             if old is not None:
-                running.closing = True
-                self._do(self._record_after(old, running))
+                self._close(old, running)
             elif not running.closing:
                 self._record(running)
 
+    def _close(self, old: Recorder, running: Running) -> asyncio.Task[None]:
+        running.closing = True
+        task = asyncio.create_task(self._record_after(old, running))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
     async def _record_after(self, old: Recorder, running: Running) -> None:
         """Two must not write to one file. What is recorded then is as the configuration says then."""
-        await old.closed()
+        done = await old.closed()
         running.closing = False
-        self._record(running)
+        if done:
+            self._record(running)
+        else:
+            log.error("recording_not_begun", pool=running.pool.name, cause="the one before is not written yet")
 
     def _record(self, running: Running) -> None:
         if not running.retiring:
@@ -297,11 +307,6 @@ class Pools:
             on_stop=lambda: self._metrics.fault("recording"),
             endpoints=endpoints,
         )
-
-    def _do(self, work: Coroutine[Any, Any, Any]) -> None:
-        task = asyncio.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
 
 
 def _policies(config: Config) -> dict[str, PoolPolicy]:
@@ -349,10 +354,13 @@ def _mode(pool: Pool) -> tuple[object, ...]:
 
 
 def _unwritable(new: Config, old: Config) -> list[Fault]:
-    """A recording that would fail at its first event, or put aside what is none."""
-    if new.recording.file is None or new.recording == old.recording:
+    """A recording that would fail at its first event, or put aside what is none. Looked at where it begins: all of it,
+    or that of a pool that is added."""
+    goes_on = {pool.name for pool in old.pools} if new.recording == old.recording else set()
+    begins = [pool.name for pool in new.pools if pool.name not in goes_on]
+    paths = [path for name in begins if (path := new.recording.file_of(name)) is not None]
+    if not paths:
         return []
-    paths = [path for pool in new.pools if (path := new.recording.file_of(pool.name)) is not None]
     try:
         folder = paths[0].absolute().parent
         while not folder.exists():

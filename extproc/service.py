@@ -14,7 +14,7 @@ from extproc.admin.control import EngineState, RecordingState, RunningPool, Sour
 from extproc.admin.revisions import Revisions
 from extproc.admin.server import AdminServer
 from extproc.admin.servicer import Admin
-from extproc.config.load import FileData
+from extproc.config.load import ConfigError, FileData
 from extproc.config.model import Config
 from extproc.config.units import split_host_port
 from extproc.config.written import written
@@ -96,7 +96,11 @@ class Service:
             await http.stop()
             raise StartError(f"{listen.http} (listen.http) cannot be bound: {error.strerror or error}") from error
         revisions.attach(self)
-        await revisions.keep()
+        try:
+            await revisions.keep()
+        except ConfigError as error:
+            await http.stop()
+            raise StartError(str(error)) from error
         await edge.server.start()
         await admin.start()
         await edge.set_serving(True)
@@ -116,7 +120,7 @@ class Service:
         await http.stop()
         for task in following:
             task.cancel()
-        for reload in self._reloads:  # a disk that hangs must not hold up the end
+        for reload in self._reloads:  # what it reads may hang
             reload.cancel()
         await asyncio.gather(*following, *self._reloads, return_exceptions=True)
         await pools.stop()

@@ -62,8 +62,8 @@ class Control(Protocol):
         """Seconds since 1970."""
 
     def check(self, config: Config) -> None:
-        """Whether what runs could go by `config`, as far as can be said without reading the files that it names. Raises
-        ConfigError with the faults."""
+        """Whether what runs could go by `config`, as far as can be said without reading the files that it names. To be
+        called from a thread: with many tenants it takes a while. Raises ConfigError with the faults."""
 
     async def prepare(self, config: Config) -> Callable[[], None]:
         """Make ready to run by `config`: everything that can fail is done here (files of keys and certificates are

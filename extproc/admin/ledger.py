@@ -116,7 +116,7 @@ class Ledger:
         with _refusing(change):
             made, found = await asyncio.to_thread(worked_out, now, change, None, self._started)
             if self.control is not None and not found.same_config:
-                self.control.check(found.state.config)
+                await asyncio.to_thread(self.control.check, found.state.config)
         return _result(now, found, True, self._warnings(now, change, made, found), None)
 
     async def _prepared(

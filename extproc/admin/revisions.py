@@ -46,6 +46,7 @@ __all__ = ["Author", "PendingExpiry", "Result", "Revisions", "State"]
 log = structlog.get_logger()
 
 LONGEST_FILE = 1024**2  # bytes of a file that is sent to be looked at
+_ATTEMPTS = 3  # while another process, which this one takes the place of, makes revisions
 _CLOSE_S = 5.0  # for a change that is under way
 T = TypeVar("T")
 
@@ -148,15 +149,25 @@ class Revisions:
         self._ledger.control = control
 
     async def keep(self) -> None:
-        """Write down what is in force since the start, now that the process serves; once, after `attach`."""
+        """Write down what is in force since the start, now that the process serves; once, after `attach`. Raises
+        ConfigError where what another process has made meanwhile cannot be in force here."""
         await self._in_turn(self._keep)
 
     async def _keep(self) -> None:
-        begun, self._begun = self._begun, Begun(self._ledger.now)
-        try:
-            self._ledger.now = await asyncio.to_thread(keep, self._ledger.store, begun)
-        except StaleError as error:
-            await self._ledger.catch_up(error)
+        ledger = self._ledger
+        for _ in range(_ATTEMPTS):
+            try:
+                ledger.now = await asyncio.to_thread(keep, ledger.store, self._begun)
+                return
+            except StaleError as error:
+                log.warning("begun_anew", cause=str(error))
+            # As if it had begun a moment later: with what the other has made, set aside if it does not fit.
+            begun = await asyncio.to_thread(begin, ledger.store, ledger.now.file, ledger.clock())
+            if ledger.control is not None and begun.state.config != ledger.now.config:
+                (await ledger.control.prepare(begun.state.config))()
+            self._begun, ledger.now = begun, begun.state
+            self._set_aside_by, self._set_aside = await asyncio.to_thread(_set_aside, ledger.store, begun)
+        log.error("state_not_kept", note="another process makes revisions all the time")
 
     async def run(self) -> None:
         """Undo what expires and take a changed file; return never. To be cancelled before `close`."""
@@ -309,6 +320,7 @@ class Revisions:
 
     async def _asked(self, change: Change) -> Result:
         """A change by an operator."""
+        before = self._ledger.now
         try:
             change.check()
             if not self._ledger.serving:
@@ -316,6 +328,8 @@ class Revisions:
             result = await self._ledger.carry_out(change)
         except Exception as error:
             await self._ledger.refused(change, error)
+            if self._ledger.now is not before:  # what another process has made is in force
+                await self._changed()
             raise
         if not change.validate_only:
             await self._changed()

@@ -11,6 +11,7 @@ must not take that one's overlay away.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,7 +67,17 @@ def keep(store: Store, begun: Begun) -> InForce:
             log.error("revision_not_kept", kind=revision.kind.value, error=str(error), note="in force all the same")
             return replace(begun.state, number=revision.number - 1)
         logged(record)
+    if not begun.words:
+        _check_last(store, begun.state.number)
     return begun.state
+
+
+def _check_last(store: Store, number: int) -> None:
+    """Raises StaleError where another process has made a revision meanwhile."""
+    with suppress(DamagedError):
+        last = None if store.broken else store.last()
+        if last is not None and last.number != number:
+            raise StaleError(f"another process has made revision {last.number} meanwhile")
 
 
 def begin_and_keep(store: Store, file: FileData, now: float) -> Begun:

@@ -19,6 +19,7 @@ import asyncio
 import json
 import os
 import secrets
+import stat
 import threading
 import time
 import zlib
@@ -117,7 +118,9 @@ def _create(path: Path) -> BinaryIO:
 
 def is_recording(path: Path) -> bool:
     """Whether a file may be put aside for another recording: it is one, or empty. Raises OSError."""
-    with path.open("rb") as file:
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return False
         start = file.read(256)
     if start.startswith(b"\x1f\x8b"):
         with suppress(zlib.error):

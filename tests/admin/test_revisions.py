@@ -753,9 +753,53 @@ async def test_a_change_between_reading_and_serving_is_taken_over(case: Case) ->
     await patch(one, WEIGHT_3)
     other.attach(case.control)
     await other.keep()
-    assert (other.revision, other.config.on_fault, weight(other)) == (2, "reject", 3)
+    assert (other.revision, other.config.on_fault, weight(other)) == (3, "reject", 3)
+    assert await kinds(other) == ["START", "CHANGE", "START"]
     assert case.control.config == other.config
-    assert (await patch(other, {"shutdown": {"held": "refuse"}})).revision == 3
+    assert (await patch(other, {"shutdown": {"held": "refuse"}})).revision == 4
+    await one.close()
+    await other.close()
+
+
+async def test_a_change_between_reading_and_serving_that_does_not_fit_is_set_aside(case: Case) -> None:
+    one = case.open()
+    case.write(_with(classes={"interactive": {"rank": 0, "priority": 0}}))
+    admin = Administration(state=str(case.database))
+    other = await asyncio.to_thread(Revisions.open, read_file(case.file), admin, clock=case.clock, keeps=False)
+    await patch(one, {"classes": {"batch": {"queue_timeout": "11m"}}})
+    other.attach(case.control)
+    await other.keep()
+    assert await kinds(other) == ["START", "CHANGE", "SET_ASIDE"]
+    assert list(other.config.classes) == ["interactive"]
+    assert "do not fit the file" in other.state.error
+    await one.close()
+    await other.close()
+
+
+async def test_a_start_with_nothing_to_keep_sees_what_was_made_meanwhile(case: Case) -> None:
+    one = case.open()
+    admin = Administration(state=str(case.database))
+    other = await asyncio.to_thread(Revisions.open, read_file(case.file), admin, clock=case.clock, keeps=False)
+    await patch(one, WEIGHT_3)
+    other.attach(case.control)
+    await other.keep()
+    assert (other.revision, weight(other)) == (2, 3)
+    await one.close()
+    await other.close()
+
+
+async def test_what_another_process_set_for_a_while_ends_here_too(case: Case) -> None:
+    one = case.open()
+    other = case.open()
+    running = asyncio.create_task(other.run())
+    await asyncio.sleep(0)
+    await patch(one, WEIGHT_3, ttl_s=1)
+    await refused(grpc.StatusCode.ABORTED, patch(other, {"on_fault": "reject"}))
+    assert weight(other) == 3
+    case.clock.now += 2
+    await until(lambda: weight(other) == 2)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
     await one.close()
     await other.close()
 

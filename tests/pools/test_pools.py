@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
+import os
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -328,3 +329,36 @@ async def test_recordings_that_change_twice_while_one_is_closed(tmp_path: Path) 
         lines = read(tmp_path / "traffic.sim.jsonl.gz")
         assert lines[0]["salt"] is None
         assert [line["event"]["id"] for line in lines[1:] if line["event"]["type"] == "arrive"] == [request]
+
+
+async def test_a_pool_that_is_added_while_others_are_recorded_puts_no_foreign_file_aside(tmp_path: Path) -> None:
+    (tmp_path / "traffic.db").write_text("precious")
+    recording = {"file": str(tmp_path / "traffic"), "keep": 1}
+    async with at_work(recording=recording) as case:
+        with pytest.raises(ConfigError, match="is no recording"):
+            await case.pools.prepare(a_config(a_pool(), a_pool("db", endpoints=[E2]), recording=recording))
+
+
+async def test_what_is_no_file_is_no_recording(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "traffic.sim")
+    async with at_work() as case:
+        with pytest.raises(ConfigError, match="is no recording"):
+            await case.pools.prepare(a_config(recording={"file": str(tmp_path / "traffic")}))
+
+
+async def test_a_pool_that_comes_back_is_recorded_as_well(tmp_path: Path) -> None:
+    async with at_work() as case:
+        inside, held = await full(case)
+        driver = case.pools.named("sim").driver
+        other = a_pool("other", endpoints=[E2])
+        recording = {"file": str(tmp_path / "traffic.jsonl.gz")}
+        await case.change(a_config(other))
+        await case.change(a_config(other, recording=recording))
+        await case.change(a_config(a_pool(), other, recording=recording))
+        assert case.pools.named("sim").driver is driver
+        assert len(case.pools.recording().files) == 2
+        driver.end(inside)
+        driver.end((await asyncio.wait_for(held, 10)).id)  # type: ignore[union-attr]
+        await case.change(a_config(a_pool(), other))
+        await until(lambda: not case.pools._background)
+        assert [line["event"]["type"] for line in read(tmp_path / "traffic.sim.jsonl.gz")[1:]] == ["end", "end"]
