@@ -240,7 +240,8 @@ class Store:
         if now != self._opened:
             self.give_up(
                 f"{self.path}: {what}, so a restart would not find what is changed: restart this process, which takes "
-                "what is there then; what is in force can be exported before"
+                "what is there then (a -wal file that is left alone belongs away with it); what is in force can be "
+                "exported before"
             )
             raise StoreError(self.error)
 
