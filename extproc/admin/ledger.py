@@ -79,7 +79,7 @@ class Ledger:
                 return await self._carry_out(change)
             except StaleError as error:
                 stale = error
-                await self.catch_up(error)
+                await self._catch_up(error)
         told = f"{stale}: that is in force here too now; read it again, and decide again"
         raise AdminError(grpc.StatusCode.ABORTED, told) from stale
 
@@ -165,7 +165,7 @@ class Ledger:
             raise AdminError(grpc.StatusCode.FAILED_PRECONDITION, str(error)) from error
         return True
 
-    async def catch_up(self, stale: StaleError) -> None:
+    async def _catch_up(self, stale: StaleError) -> None:
         """Go by the last revision that another process has made, over the file as it is known here. Raises
         AdminError."""
         number = self.now.number

@@ -33,7 +33,7 @@ from extproc.admin.in_force import InForce, leading_to
 from extproc.admin.ledger import Ledger
 from extproc.admin.records import AuditRecord, Author, Kind, Revision, service
 from extproc.admin.reloads import Reloads
-from extproc.admin.start import Begun, begin, begin_and_keep, keep
+from extproc.admin.start import ATTEMPTS, Begun, begin, begin_and_keep, keep
 from extproc.admin.store import StaleError, Store, StoreError
 from extproc.config.administration import Administration
 from extproc.config.faults import Fault, Path
@@ -46,7 +46,6 @@ __all__ = ["Author", "PendingExpiry", "Result", "Revisions", "State"]
 log = structlog.get_logger()
 
 LONGEST_FILE = 1024**2  # bytes of a file that is sent to be looked at
-_ATTEMPTS = 3  # while another process, which this one takes the place of, makes revisions
 _CLOSE_S = 5.0  # for a change that is under way
 T = TypeVar("T")
 
@@ -155,7 +154,7 @@ class Revisions:
 
     async def _keep(self) -> None:
         ledger = self._ledger
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             try:
                 ledger.now = await asyncio.to_thread(keep, ledger.store, self._begun)
                 return
@@ -221,9 +220,7 @@ class Revisions:
     ) -> Result:
         """Change the configuration, see `Overlay.patched`; in the audit also where it is refused. Raises AdminError."""
 
-        def make(now: InForce, number: int, expires_at: float | None) -> Made:
-            return of_patch(now, patch, mask, number=number, expires_at=expires_at)
-
+        make = _patching(patch, mask)
         change = Change(Kind.CHANGE, author, reason, make, ttl_s, etag, validate_only, tuple(extra_warnings))
         return await self._in_turn(lambda: self._asked(change))
 
@@ -262,10 +259,7 @@ class Revisions:
     async def part(self, patch: Mapping[str, Any], mask: Sequence[Path] | None) -> Result:
         """What `patch` would do. Nothing does, and no record is kept: whoever may read may ask. Raises AdminError."""
 
-        def make(now: InForce, number: int, expires_at: float | None) -> Made:
-            return of_patch(now, patch, mask, number=number, expires_at=expires_at)
-
-        change = Change(Kind.CHANGE, service("ValidateConfig"), "", make, validate_only=True)
+        change = Change(Kind.CHANGE, service("ValidateConfig"), "", _patching(patch, mask), validate_only=True)
         return await self._whole(self._part, lambda: self._ledger.look(change))
 
     async def whole_file(self, text: str) -> Result:
@@ -357,6 +351,13 @@ class Revisions:
         task = asyncio.get_running_loop().create_task(self.expire())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _patching(patch: Mapping[str, Any], mask: Sequence[Path] | None) -> Callable[[InForce, int, float | None], Made]:
+    def make(now: InForce, number: int, expires_at: float | None) -> Made:
+        return of_patch(now, patch, mask, number=number, expires_at=expires_at)
+
+    return make
 
 
 def _set_aside(store: Store, begun: Begun) -> tuple[int, str]:

@@ -28,7 +28,7 @@ from extproc.config.overlay import FieldChange, Overlay, diff
 
 log = structlog.get_logger()
 
-_ATTEMPTS = 3  # while another process, which this one takes the place of, still makes revisions
+ATTEMPTS = 3  # while another process, which this one takes the place of, still makes revisions
 NOTHING = Overlay()
 
 
@@ -82,7 +82,7 @@ def _check_last(store: Store, number: int) -> None:
 
 def begin_and_keep(store: Store, file: FileData, now: float) -> Begun:
     """Both at once. Blocks. Raises ConfigError where the file is no configuration."""
-    for _ in range(_ATTEMPTS):
+    for _ in range(ATTEMPTS):
         begun = begin(store, file, now)
         try:
             return Begun(keep(store, begun))

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -111,12 +111,17 @@ def test_a_change_without_an_answer_may_have_been_made(service: Service) -> None
 
 
 def test_a_service_that_does_not_answer(service: Service) -> None:
+    over = threading.Event()
+
     def slow(_: Any) -> pb.ListPoolsResponse:
-        time.sleep(0.5)
+        over.wait(30)
         return pb.ListPoolsResponse()
 
     service.answers["ListPools"] = slow
-    result = service.run("--timeout", "50ms", "pools")
+    try:
+        result = service.run("--timeout", "50ms", "pools")
+    finally:
+        over.set()
     assert result.exit_code == 3
     assert result.stderr == f"Error: {service.address} has not answered within 0.05s (--timeout)\n"
 
