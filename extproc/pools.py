@@ -28,6 +28,7 @@ from extproc.core.policy_check import check_change
 from extproc.edge.driver import PoolDriver
 from extproc.edge.gate import Gate, Rules
 from extproc.edge.key_file import KeyFileError, Keys
+from extproc.edge.recorder import Journal
 from extproc.edge.rollout import observes
 from extproc.edge.stream import ExternalProcessor
 from extproc.edge.ways import Ways
@@ -72,10 +73,11 @@ class _Prepared:
 class Pools:
     """To be used from one event loop, which runs when it is made."""
 
-    def __init__(self, config: Config, metrics: Metrics, version: str) -> None:
+    def __init__(self, config: Config, metrics: Metrics, version: str, journal: Journal | None = None) -> None:
         """Raises KeyFileError and AccessError."""
         self.config = config
         self._metrics = metrics
+        self._journal = journal
         self._version = version
         self._processor: ExternalProcessor | None = None
         self._keys = Keys(config)
@@ -221,7 +223,9 @@ class Pools:
         """`access`: None: read it, which raises AccessError."""
         # Those that are known beforehand are there when the port opens, so that nothing waits for want of them.
         tape = self._tape(pool.name, policy)
-        driver = PoolDriver(policy, pool.endpoints.known, asyncio.get_running_loop(), self._metrics, tape)
+        driver = PoolDriver(
+            policy, pool.endpoints.known, asyncio.get_running_loop(), self._metrics, tape, self._journal
+        )
         driver.observe(observes(pool))
         return Running(pool, driver, ways, Fleet(pool, driver, ways, self._metrics, access=access), tape)
 

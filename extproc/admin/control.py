@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from extproc.config.model import Config
 from extproc.config.scheduling import Pool
+from extproc.core.fairness import Fairness
 from extproc.core.scheduler import Scheduler
 
 
@@ -21,6 +22,9 @@ class RunningPool:
     retiring: bool  # no longer configured: it goes on until what it has is done
     now: Callable[[], float]  # the schedulers' clock, seconds
     cancel: Callable[[str, str], None]  # (request id, message for its client); one that is not known is ignored
+    leaked: Callable[[], int] = int  # slots that no stream holds
+    objectives: Mapping[str, float] = field(default_factory=dict)  # class -> seconds that it may wait, where it says
+    fairness: Mapping[str, Fairness] = field(default_factory=dict)  # by class, where tenants compete
 
 
 @dataclass(frozen=True, slots=True)

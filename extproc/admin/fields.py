@@ -150,6 +150,7 @@ CLASS: Mapping[str, Field] = {
     "gates.max_time_to_first_token": Field(("gates", "max_ttft"), duration),
     "preemptible": Field(("preemptible",), bool),
     "preempt_after": Field(("preempt_after",), duration),
+    "wait_objective": Field(("wait_objective",), duration),
 }
 POOL: Mapping[str, Field] = {  # of SetPoolRequest
     "mode": Field(("mode",), word(admin_pb2.PoolMode)),

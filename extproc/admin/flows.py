@@ -15,6 +15,7 @@ from extproc.admin.control import RunningPool
 from extproc.admin.errors import invalid
 from extproc.admin.portions import LOOK_EVERY, Portions, Work
 from extproc.config.schema import meant
+from extproc.core.node import Leaf
 from extproc.pb.admin.v1 import admin_pb2 as pb
 
 DEFAULT_ORDER: Final = "queued_count desc"
@@ -32,6 +33,7 @@ class Flow(NamedTuple):
     tag: float
     weight: float
     oldest_wait_s: float | None
+    leaf: Leaf
 
     def message(self) -> pb.Flow:
         found = pb.Flow(
@@ -42,6 +44,7 @@ class Flow(NamedTuple):
             tag=self.tag,
             weight=self.weight,
             oldest_wait=messages.duration(self.oldest_wait_s),
+            next_request_id=self.leaf.requests[0][0][2].id if self.leaf.queued else "",
         )
         setattr(found, "class", self.cls)
         return found
@@ -115,7 +118,9 @@ async def first(pools: Iterable[RunningPool], most: int, key: Key, portions: Por
                 arrival = oldest_arrival(leaf, order)
                 wait_s = None if arrival is None else running.now() - arrival
                 flow = Flow(
-                    name, leaf.tenant, cls.policy.name, leaf.queued, leaf.in_flight, leaf.tag, leaf.weight, wait_s
+                    *(name, leaf.tenant, cls.policy.name, leaf.queued, leaf.in_flight, leaf.tag, leaf.weight),
+                    oldest_wait_s=wait_s,
+                    leaf=leaf,
                 )
                 best.append((key(flow), flow))
                 total += 1

@@ -13,9 +13,9 @@ from google.protobuf import duration_pb2, timestamp_pb2
 
 from extproc.admin.control import EngineState, RunningPool, SourceState
 from extproc.core.class_queue import ClassQueue
-from extproc.core.explanation import Explanation
+from extproc.core.explanation import Explanation, class_cause, closed_gates
 from extproc.core.model import State
-from extproc.core.view import RequestView
+from extproc.core.view import RequestView, since_release_s
 from extproc.core.windows import WindowView
 from extproc.pb.admin.v1 import admin_pb2 as pb
 
@@ -75,7 +75,10 @@ def request(seen: RequestView, pool: str, *, observed: bool) -> pb.Request:
     return found
 
 
-def class_stats(seen: ClassQueue, oldest_wait_s: float | None) -> pb.ClassStats:
+def class_stats(running: RunningPool, seen: ClassQueue, oldest_wait_s: float | None) -> pb.ClassStats:
+    now, scheduler = running.now(), running.scheduler
+    cause = class_cause(scheduler, seen, now)
+    fairness = running.fairness.get(seen.policy.name)
     return pb.ClassStats(
         name=seen.policy.name,
         rank=seen.policy.rank,
@@ -84,10 +87,20 @@ def class_stats(seen: ClassQueue, oldest_wait_s: float | None) -> pb.ClassStats:
         tenant_count=seen.queue.size,
         retiring=seen.retired,
         oldest_wait=duration(oldest_wait_s) if len(seen.queue) else None,
+        hold="" if cause is None else cause.hold.value,
+        sentence="" if cause is None else cause.told,
+        next="" if cause is None else cause.then,
+        gates=[pb.Gate(name=name, closed_count=count) for name, count in closed_gates(scheduler, seen, now).items()],
+        wait_objective=duration(running.objectives.get(seen.policy.name)),
+        queued_cost=seen.queue.queued_cost,
+        releases_per_second=seen.drain.per_second(now),
+        jain_index=None if fairness is None else fairness.jain,
+        tag_spread=None if fairness is None else fairness.spread,
+        competing_count=0 if fairness is None else fairness.tenants,
     )
 
 
-def endpoint(seen: WindowView, pool: str, engine: EngineState | None) -> pb.Endpoint:
+def endpoint(seen: WindowView, pool: str, engine: EngineState | None, *, removed: bool = False) -> pb.Endpoint:
     return pb.Endpoint(
         address=seen.endpoint,
         pool=pool,
@@ -105,6 +118,12 @@ def endpoint(seen: WindowView, pool: str, engine: EngineState | None) -> pb.Endp
         last_error="" if engine is None else engine.last_failure or "",
         turned_away_count=seen.turned_away,
         failed_count=seen.failed,
+        limit=seen.limit,
+        room=seen.room,
+        queue_target=seen.queue_target,
+        controller=seen.controller,
+        at_floor=seen.at_floor,
+        removed=removed,
     )
 
 
@@ -123,11 +142,13 @@ def pool(running: RunningPool, oldest_waits_s: Mapping[str, float], source: Sour
         in_flight_slots=sum(cls.queue.in_flight for cls in scheduler.classes),
         known_count=len(scheduler.requests),
         releases_per_second=scheduler.drain.per_second(running.now()),
-        classes=[class_stats(cls, oldest_waits_s.get(cls.policy.name)) for cls in scheduler.classes],
+        classes=[class_stats(running, cls, oldest_waits_s.get(cls.policy.name)) for cls in scheduler.classes],
         observed_count=0 if running.observed is None else len(running.observed.requests),
         retiring=running.retiring,
         endpoint_source="" if source is None else source.told,
         endpoint_source_error="" if source is None else source.last_error or "",
+        since_release=duration(since_release_s(scheduler, running.now())),
+        leaked_slots=running.leaked(),
     )
 
 

@@ -53,7 +53,9 @@ class PoolMessages:
         for window in list(running.scheduler.windows.values()):
             if work.over:
                 await work.next()
-            yield messages.endpoint(window.view(running.now()), name, engines.get((name, window.endpoint)))
+            seen = window.view(running.now(), running.scheduler.q_max)
+            engine = engines.get((name, window.endpoint))
+            yield messages.endpoint(seen, name, engine, removed=window.removed)
 
     def _engines(self) -> dict[tuple[str, str], EngineState]:
         return {(each.pool, each.endpoint): each for each in self._control.engines()}

@@ -17,6 +17,7 @@ from extproc.config.scheduling import ALL, NAME, Class, Pool, Tenant, check_tree
 from extproc.config.schema import meant
 from extproc.config.section import Section
 from extproc.config.served import Served
+from extproc.config.telemetry import Telemetry
 from extproc.config.units import HostPort, ListenAddress, Seconds, shown
 from extproc.core.model import PoolPolicy
 from extproc.core.policy_check import check_policy
@@ -56,6 +57,7 @@ class Config(Section):
     on_fault: Literal["pass", "reject"] = "pass"
     shutdown: Shutdown = Shutdown()
     recording: Recording = Recording()
+    telemetry: Telemetry = Telemetry()
 
     @field_validator("tenants")
     @classmethod
@@ -151,7 +153,7 @@ def _engines(pool: Pool) -> tuple[object, ...]:
 _DEFAULT_TENANT = Tenant()
 # as a file would have them
 DEFAULT_CLASSES: dict[str, dict[str, Any]] = {
-    "interactive": {"rank": 0, "priority": 0},
+    "interactive": {"rank": 0, "priority": 0, "wait_objective": "5s"},
     "default": {"rank": 1, "priority": 1_000_000, "queue_timeout": "5m"},
     "batch": {"rank": 2, "priority": 2_000_000, "queue_timeout": "3500s", "max_waiting": 0, "min_share": 0.02},
 }

@@ -2,7 +2,7 @@
 
 Addresses and the admin port's credentials belong to servers that are bound; what tenants have had is counted in the
 pool's unit; requests that Envoy balances have no endpoint of ours; and the server of the ext_proc port has a bound for
-its messages, from the largest body at the start.
+its messages, from the largest body at the start. Who exports spans, and whether a page is served, is said at the start.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from extproc.config.units import written_size
 from extproc.config.written import written_part
 
 _WHOLE_SECTIONS = ("listen", "admin")
+_TELEMETRY = ("enabled", "traces", "page")
 
 
 def needs_restart(old: Config, new: Config, started: Config | None = None) -> list[Fault]:
@@ -22,6 +23,9 @@ def needs_restart(old: Config, new: Config, started: Config | None = None) -> li
     for name in _WHOLE_SECTIONS:
         before, after = written_part(getattr(old, name)), written_part(getattr(new, name))
         faults += [Fault(path_text(change.path), _told()) for change in differences(before, after, (name,))]
+    for name in _TELEMETRY:
+        if getattr(old.telemetry, name) != getattr(new.telemetry, name):
+            faults.append(Fault(f"telemetry.{name}", _told()))
     pools = {pool.name: pool for pool in old.pools}
     for pool in new.pools:
         known = pools.get(pool.name)

@@ -75,6 +75,7 @@ class Class(Section):
     gates: ClassGates = ClassGates()
     preemptible: bool = False
     preempt_after: Seconds | None = None
+    wait_objective: Seconds | None = None  # for metrics and alerts alone: nothing is scheduled by it
 
     @field_validator("queue_timeout")
     @classmethod

@@ -31,6 +31,7 @@ class ClassQueue:
 
     __slots__ = (
         *("cap", "drain", "gates", "headroom", "policy", "q", "queue", "retired", "root", "share_tag", "share_turn"),
+        *("cached_tokens", "output_tokens", "prompt_tokens", "released_tokens"),
     )
 
     def __init__(self, policy: ClassPolicy, pool: PoolPolicy, buckets: Buckets, now: float) -> None:
@@ -38,6 +39,9 @@ class ClassQueue:
         self.share_turn = 1  # goes up when the class is forgiven what it got beyond its share
         self.retired = False  # no longer configured: it drains
         self.headroom: Headroom | None = None
+        # Ever, for those who look: tokens of what was released, estimated, and of what was settled, as counted.
+        self.released_tokens = 0.0
+        self.prompt_tokens = self.cached_tokens = self.output_tokens = 0
         self.drain = DrainRate()
         self.queue = FairQueue(pool, policy.order, buckets)
         self.root = self.queue.root  # the books of the class as a whole: each event reads them

@@ -14,7 +14,7 @@ from enum import Enum
 from extproc.core import windows
 from extproc.core.class_queue import ClassQueue
 from extproc.core.dispatch import By, Turn, room_left, shut, turns
-from extproc.core.model import INSIDE, Outage, Request, State
+from extproc.core.model import INSIDE, Gates, Outage, Request, State
 from extproc.core.priority import engine_priority
 from extproc.core.scheduler import Scheduler
 from extproc.core.waiting import wait_s
@@ -104,6 +104,41 @@ def explain(scheduler: Scheduler, request_id: str, now: float) -> Explanation | 
         next=cause.then,
         priority=engine_priority(cls.policy, scheduler.inside.get(request.tenant, 0), scheduler.policy.priority_steps),
     )
+
+
+def class_cause(scheduler: Scheduler, cls: ClassQueue, now: float) -> Cause | None:
+    """What holds the next request of a class; None: nothing of it waits. O(endpoints + classes), and O(flows) where
+    caps and rates hold all of it."""
+    if not cls.root.queued:
+        return None
+    request = cls.queue.peek(cls.queue.time)
+    if request is None:
+        leaf = next(leaf for leaf in cls.queue.leaves() if leaf.queued)
+        request = leaf.requests[0][0][2]
+    return _cause(scheduler, cls, request, 0, now)
+
+
+def closed_gates(scheduler: Scheduler, cls: ClassQueue, now: float) -> dict[str, int]:
+    """Endpoints that a gate of the class is closed at, by the gate's name: of each endpoint the first one. Those that
+    no endpoint closes are there too, with 0."""
+    if cls.gates is None:
+        return {}
+    found = dict.fromkeys(_gates_of(cls.gates), 0)
+    for window in scheduler.windows.values():
+        gate = None if window.removed else window.gate(cls.gates, now)
+        if gate is not None:
+            found[gate.name] += 1
+    return found
+
+
+def _gates_of(gates: Gates) -> list[str]:
+    limits = {
+        "max_waiting": gates.max_waiting,
+        "max_tpot": gates.max_tpot_s,
+        "max_kv_usage": gates.max_kv_usage,
+        "max_ttft": gates.max_ttft_s,
+    }
+    return [name for name, limit in limits.items() if limit is not None]
 
 
 def _estimate_s(scheduler: Scheduler, request: Request, now: float) -> float | None:

@@ -110,6 +110,8 @@ class Scheduler:
         self.held_bytes: dict[str, int] = {}  # node path -> bytes of the bodies that wait under it, in all classes
         self.share_v = 0.0
         self.releases = 0
+        self.released_at = -math.inf  # the last one
+        self.queued_since = -math.inf  # since when something waits, if something does
         self.promoted_at = -(10**9)  # number of the last release that was a promotion
         self.counts: Counter[str] = Counter()  # what was odd: clamped usage, time that went backwards
         self.estimator = Estimator()
@@ -255,6 +257,7 @@ class Scheduler:
             effects.append(shed)
         self.requests[request.id] = request
         if self.queued == 0:
+            self.queued_since = now
             self.drain.resume(now)
         root = cls.root
         if not root.queued:
@@ -503,6 +506,8 @@ class Scheduler:
             self._hold_bytes(request, -request.body_bytes)
         endpoint, tenant = window.endpoint, request.tenant
         number = self.releases = self.releases + 1
+        self.released_at = now
+        cls.released_tokens += request.prompt_tokens + request.output_tokens
         request.endpoint = endpoint
         request.released_at = now
         request.released_as = number

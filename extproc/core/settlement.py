@@ -36,6 +36,11 @@ def settle(scheduler: Scheduler, request: Request, usage: Usage, now: float, eff
     cost, source = charging.final(policy, request, usage.source, counts, pace_s, now)
     if source in charging.COUNTED:
         prompt, output = counts.prompt, counts.output
+        if prompt is not None:
+            cls.prompt_tokens += prompt
+            cls.cached_tokens += min(prompt, counts.cached)
+        if output is not None:
+            cls.output_tokens += output
         scheduler.estimator.observe(
             tenant, name, request.body_bytes, request.prompt_tokens, prompt, output, request.slots, request.max_output
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from extproc.core.class_queue import ClassQueue
+from extproc.core.explanation import class_cause, closed_gates
 from extproc.core.model import Request, State, Traffic
 from extproc.core.scheduler import Scheduler
 from extproc.core.windows import WindowView
@@ -18,6 +20,15 @@ class ClassView:
     in_flight: int  # slots
     tenants: int  # with state
     retired: bool = False  # no longer configured: it drains
+    queued_cost: float = 0.0  # estimate
+    queued_tokens: float = 0.0  # estimate
+    released_tokens: float = 0.0  # estimate, ever
+    prompt_tokens: int = 0  # counted, ever; those from a cache among them
+    cached_tokens: int = 0  # counted, ever
+    output_tokens: int = 0  # counted, ever
+    hold: str | None = None  # what holds its next request, see `explanation.Hold`; None: nothing waits
+    closed_gates: Mapping[str, int] = field(default_factory=dict)  # its gates -> endpoints that they are closed at
+    limits: Mapping[str, float] = field(default_factory=dict)  # those that are set, by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +55,8 @@ class PoolView:
     endpoints: tuple[WindowView, ...]
     counts: Mapping[str, int] = field(default_factory=dict)  # of what cannot be, and was clamped or dropped, by kind
     traffic: Traffic = Traffic.OPEN
+    since_release_s: float | None = None  # that something waits and nothing has gone; None: nothing waits, or may go
+    limits: Mapping[str, float] = field(default_factory=dict)  # of the pool, by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +80,7 @@ class RequestView:
 
 
 def view(scheduler: Scheduler, now: float) -> PoolView:
-    """O(classes + endpoints), whatever is queued."""
+    """O(classes * endpoints), whatever is queued; O(flows) where caps and rates hold all of a class."""
     return PoolView(
         pool=scheduler.policy.name,
         queued=scheduler.queued,
@@ -75,17 +88,54 @@ def view(scheduler: Scheduler, now: float) -> PoolView:
         in_flight=sum(c.queue.in_flight for c in scheduler.classes),
         known=len(scheduler.requests),
         releases_per_s=scheduler.drain.per_second(now),
-        classes=tuple(
-            ClassView(c.policy.name, c.policy.rank, len(c.queue), c.queue.in_flight, c.queue.size, c.retired)
-            for c in scheduler.classes
-        ),
-        endpoints=tuple(w.view(now) for w in scheduler.windows.values()),
+        classes=tuple(_class_view(scheduler, c, now) for c in scheduler.classes),
+        endpoints=tuple(w.view(now, scheduler.q_max) for w in scheduler.windows.values()),
         counts={
             "usage": scheduler.counts["absurd_usage"],
             "time": scheduler.counts["time_went_backwards"],
             "page": sum(w.absurd for w in scheduler.windows.values()),
         },
         traffic=scheduler.policy.traffic,
+        since_release_s=since_release_s(scheduler, now),
+        limits={"max_queued": scheduler.policy.max_queued, "max_queued_bytes": scheduler.policy.max_queued_bytes},
+    )
+
+
+def since_release_s(scheduler: Scheduler, now: float) -> float | None:
+    """For how long something has waited and nothing gone; None: nothing waits, or nothing may go."""
+    if not scheduler.queued or scheduler.paused:
+        return None
+    return max(0.0, now - max(scheduler.released_at, scheduler.queued_since))
+
+
+def _class_view(scheduler: Scheduler, cls: ClassQueue, now: float) -> ClassView:
+    policy, queue = cls.policy, cls.queue
+    cause = class_cause(scheduler, cls, now)
+    limits = {
+        "max_queued": policy.max_queued,
+        "max_queued_bytes": policy.max_queued_bytes,
+        "max_queued_tokens": policy.max_queued_tokens,
+        "max_in_flight": policy.max_in_flight,
+        "max_waiting": policy.max_waiting,
+        "queue_timeout_seconds": policy.queue_timeout_s,
+        "min_share_ratio": policy.min_share or None,
+    }
+    return ClassView(
+        name=policy.name,
+        rank=policy.rank,
+        queued=len(queue),
+        in_flight=queue.in_flight,
+        tenants=queue.size,
+        retired=cls.retired,
+        queued_cost=queue.queued_cost,
+        queued_tokens=queue.queued_tokens,
+        released_tokens=cls.released_tokens,
+        prompt_tokens=cls.prompt_tokens,
+        cached_tokens=cls.cached_tokens,
+        output_tokens=cls.output_tokens,
+        hold=None if cause is None else cause.hold.value,
+        closed_gates=closed_gates(scheduler, cls, now),
+        limits={name: limit for name, limit in limits.items() if limit is not None},
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 from extproc.core.model import PoolPolicy, Sample
 from extproc.edge.observer import Observer
-from extproc.edge.recorder import Recorder, Tape
+from extproc.edge.recorder import Journal, Recorder, Tape
 from extproc.edge.scheduler_driver import Interrupted, Outcome, SchedulerDriver, VerdictLostError
 
 __all__ = ["Interrupted", "Outcome", "PoolDriver", "VerdictLostError"]
@@ -27,13 +27,15 @@ class PoolDriver(SchedulerDriver):
         loop: asyncio.AbstractEventLoop,
         recorder: Recorder,
         tape: Tape | None = None,
+        journal: Journal | None = None,
     ):
-        """`tape`: writes down all that happens to what is not observed; None: nobody does."""
+        """`tape`: writes down all that happens to what is not observed; None: nobody does. `journal`: likewise,
+        of single requests."""
         self.observer: Observer | None = None  # also after the last that it takes, until that one is over
         self.observing = False  # whether it takes more
         self._pages: dict[str, Sample] = {}  # endpoint -> its last one
         self._reports_to = recorder
-        super().__init__(policy, endpoints, loop, recorder, tape)
+        super().__init__(policy, endpoints, loop, recorder, tape, journal)
 
     def observe(self, on: bool) -> None:
         """Whether requests are observed from now on. What is being observed is, to its end."""

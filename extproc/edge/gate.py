@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -27,6 +27,7 @@ from extproc.edge.request_ids import RequestIds
 from extproc.edge.rollout import enforces, mode_for
 from extproc.edge.ways import Ways
 
+TRACE_HEADERS = ("traceparent", "tracestate")
 # The others carry their token count unasked.
 _ASKED_FOR_USAGE = ("/chat/completions", "/v1/completions")
 
@@ -128,7 +129,7 @@ class Gate:
             served=Served(pools),
             pools={pool.name: pool for pool in pools},
             sessions=sessions,
-            headers=facts_of.HEADERS | config.identity.headers | set(sessions.values()),
+            headers=_headers(config, sessions.values()),
             queued=QueuedPaths(config.requests.queued),
             enforces=any(enforces(pool) for pool in pools),
             lua_appends=any(pool.priority_via in ("body", "both") for pool in pools),
@@ -253,6 +254,11 @@ class Gate:
         name = rest.rpartition("-")[0]
         driver = self.rules.drivers.get(name.removesuffix(MARK))
         return driver.observer if driver is not None and name.endswith(MARK) else driver
+
+
+def _headers(config: Config, sessions: Iterable[str]) -> frozenset[str]:
+    traced = TRACE_HEADERS if config.telemetry.traces.otlp is not None else ()
+    return facts_of.HEADERS | config.identity.headers | frozenset((*sessions, *traced))
 
 
 def _hash(text: str) -> int:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from extproc.core.events import Effect, Event
+from extproc.core.reasons import Reason
+from extproc.core.scheduler import Scheduler
 
 
 class Tape(Protocol):
@@ -16,6 +19,32 @@ class Tape(Protocol):
 
     def close(self) -> None:
         """Nothing more comes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a request comes from, as far as its scheduler is not told."""
+
+    traceparent: str  # W3C Trace Context: of Envoy's own span where it has one, else of the client; empty: neither has
+    tracestate: str
+    model: str | None  # as the client said
+    path: str  # without its query
+    stream: bool
+
+
+class Journal(Protocol):
+    """What is told of single requests, in the log and as spans. Never raises."""
+
+    tracing: bool  # whether it wants `begin`
+
+    def begin(self, request_id: str, origin: Origin) -> None:
+        """A request is about to arrive at its scheduler."""
+
+    def seen(self, scheduler: Scheduler, event: Event, now: float, effects: Sequence[Effect]) -> None:
+        """A scheduler has taken in an event. To be read only."""
+
+    def denied(self, reason: Reason, message: str, model: str | None) -> None:
+        """A request was refused before it reached a scheduler."""
 
 
 class SchedulerRecorder(Protocol):

@@ -40,7 +40,7 @@ from extproc.core.model import PoolPolicy, Sample, State
 from extproc.core.reasons import Reason
 from extproc.core.scheduler import Scheduler
 from extproc.core.windows import Stance
-from extproc.edge.recorder import SchedulerRecorder, Tape
+from extproc.edge.recorder import Journal, SchedulerRecorder, Tape
 
 log = structlog.get_logger()
 
@@ -75,11 +75,14 @@ class SchedulerDriver:
         loop: asyncio.AbstractEventLoop,
         recorder: SchedulerRecorder,
         tape: Tape | None = None,
+        journal: Journal | None = None,
     ):
-        """`tape`: writes down all that happens; None: nobody does."""
+        """`tape`: writes down all that happens; None: nobody does. `journal`: likewise, of single requests."""
         self.name = policy.name
         self.scheduler = Scheduler(policy)
         self._tape = tape
+        self._journal = journal
+        self._streams: set[str] = set()  # requests whose stream has come and is not over
         self._loop = loop
         self._recorder = recorder
         self._waiters: dict[str, asyncio.Future[Outcome]] = {}
@@ -136,6 +139,12 @@ class SchedulerDriver:
         """Whether anything is held or inside the engines."""
         return bool(self.scheduler.requests)
 
+    @property
+    def leaked(self) -> int:
+        """Requests that the books have and whose stream is over: 0, or a fault. O(tenants inside)."""
+        scheduler = self.scheduler
+        return max(0, scheduler.queued + sum(scheduler.inside.values()) - len(self._streams))
+
     async def emptied(self) -> None:
         """Until nothing is held or inside the engines."""
         while self.scheduler.queued or self.scheduler.inside:
@@ -147,6 +156,7 @@ class SchedulerDriver:
         VerdictLostError after a fault."""
         idle, held = not self.busy, self.scheduler.queued > 0
         waiter: asyncio.Future[Outcome] = self._loop.create_future()
+        self._streams.add(event.id)
         self._waiters[event.id] = waiter
         try:
             self._apply(event)
@@ -163,6 +173,7 @@ class SchedulerDriver:
     def end(self, request_id: str, how: Interrupted = Interrupted.LEFT) -> None:
         """The request's stream is over; `how`: where it was held to the end. Never raises: it is called from
         clean-up."""
+        self._streams.discard(request_id)
         waiter = self._waiters.pop(request_id, None)
         if waiter is not None:
             waiter.cancel()
@@ -267,6 +278,8 @@ class SchedulerDriver:
                     self._evicted[effect.id] = effect
         if effects:
             self._recorder.effects(self.name, effects)
+        if self._journal is not None:
+            self._journal.seen(self.scheduler, event, self.now(), effects)
         self._arm()
 
     def _taped(self, event: Event) -> list[Effect]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 from dataclasses import replace
 
 import grpc
@@ -29,10 +30,10 @@ from extproc.edge.body_edit import members
 from extproc.edge.driver import Interrupted, Outcome
 from extproc.edge.exchange import Context, Exchange
 from extproc.edge.facts import Facts
-from extproc.edge.gate import Deny, Gate, Pass, Queue
+from extproc.edge.gate import TRACE_HEADERS, Deny, Gate, Pass, Queue
 from extproc.edge.lenient import request_message
 from extproc.edge.observer import Observer
-from extproc.edge.recorder import Recorder
+from extproc.edge.recorder import Journal, Origin, Recorder
 from extproc.edge.replies import refuse
 from extproc.edge.request_side import (
     CLASS,
@@ -67,8 +68,9 @@ _SILENCE_S = 60.0  # a stream that has said nothing for so long is closed
 class ExternalProcessor:
     """The handler of `Process`. One instance serves all streams."""
 
-    def __init__(self, gate: Gate, tracking: Tracking, recorder: Recorder) -> None:
+    def __init__(self, gate: Gate, tracking: Tracking, recorder: Recorder, journal: Journal | None = None) -> None:
         self._gate = gate
+        self._journal = journal
         self._tracking = tracking
         self._recorder = recorder
         self._held: dict[asyncio.Future[Outcome], Exchange] = {}
@@ -185,7 +187,7 @@ class ExternalProcessor:
                 await side.pass_on()
                 return True
             full = isinstance(error, BufferFullError)
-            await self._refuse(exchange, gate.buffer_full() if full else gate.too_large(str(error)))
+            await self._refuse(exchange, gate.buffer_full() if full else gate.too_large(str(error)), facts)
             return False
         except asyncio.CancelledError:
             self._recorder.passed("unread")
@@ -206,7 +208,7 @@ class ExternalProcessor:
                 await side.pass_on()
                 return True
             case Deny() as deny:
-                await self._refuse(exchange, deny)
+                await self._refuse(exchange, deny, complete)
                 return False
 
     async def _observe(self, exchange: Exchange, side: RequestSide, place: Queue, observer: Observer) -> bool:
@@ -222,14 +224,18 @@ class ExternalProcessor:
         await side.pass_on()
         return True
 
-    async def _refuse(self, exchange: Exchange, deny: Deny) -> None:
+    async def _refuse(self, exchange: Exchange, deny: Deny, facts: Facts) -> None:
         self._recorder.refused(deny.reason.code)
+        if self._journal is not None:
+            self._journal.denied(deny.reason, deny.message, facts.model)
         await exchange.answer(refuse(deny.reason, deny.message, 1, deny.param))
 
     async def _queue(self, exchange: Exchange, side: RequestSide, place: Queue, facts: Facts) -> bool:
         """Wait for the verdict, and tell it. Whether the stream is to be followed to its end."""
         event = place.event
         exchange.place = place
+        if self._journal is not None and self._journal.tracing:
+            self._journal.begin(event.id, _origin(exchange.context, facts))
         waiter = place.driver.arrive(event)
         if waiter.done():
             outcome = waiter.result()
@@ -393,3 +399,12 @@ class ExternalProcessor:
         await side.pass_on()
         self._close(exchange)  # if it runs all the same, the next scrape counts it as foreign load
         await self._follow(exchange, side)
+
+
+def _origin(context: Context, facts: Facts) -> Origin:
+    """Envoy puts the trace of its own span for this stream into the stream's metadata, where it traces."""
+    told: Mapping[str, str] = {key: value for key, value in context.invocation_metadata() or () if key in TRACE_HEADERS}
+    if "traceparent" not in told:
+        told = facts.headers
+    parent, state = told.get("traceparent", ""), told.get("tracestate", "")
+    return Origin(str(parent), str(state), facts.model, facts.path, facts.stream)

@@ -88,7 +88,7 @@ def test_null_takes_away_what_people_name_and_is_a_value_elsewhere() -> None:
 def test_the_default_classes_are_there_to_be_changed() -> None:
     overlay = change(EMPTY, {"classes": {"batch": {"queue_timeout": "10m"}}})
     assert overlay.over(FILE)["classes"] == {
-        "interactive": {"rank": 0, "priority": 0},
+        "interactive": {"rank": 0, "priority": 0, "wait_objective": "5s"},
         "default": {"rank": 1, "priority": 1_000_000, "queue_timeout": "5m"},
         "batch": {"rank": 2, "priority": 2_000_000, "queue_timeout": "10m", "max_waiting": 0, "min_share": 0.02},
     }

@@ -108,9 +108,9 @@ async def test_the_state_as_json(port: Port) -> None:
     assert (source["endpoints"], source["last_error"]) == (1, "the file is empty")
     sim, other = data["pools"]
     assert (sim["pool"], sim["queued"], sim["queued_bytes"], sim["in_flight"]) == ("sim", 2, 300, 1)
-    assert sim["classes"] == [
-        {"name": "default", "rank": 1, "queued": 2, "in_flight": 1, "tenants": 1, "retired": False}
-    ]
+    (cls,) = sim["classes"]
+    assert (cls["name"], cls["rank"], cls["queued"], cls["in_flight"], cls["tenants"]) == ("default", 1, 2, 1, 1)
+    assert (cls["retired"], cls["hold"]) == (False, None)
     assert sim["flows"] == [
         {"tenant": "tenant é", "cls": "default", "queued": 2, "in_flight": 1, "tag": 10.0, "weight": 1.0}
     ]

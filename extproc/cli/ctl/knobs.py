@@ -61,6 +61,7 @@ CLASS = (
     Knob("overflow", "overflow", click.Choice(["shed_heaviest", "reject_newest"]), "What becomes of it when full."),
     Knob("order", "order", click.Choice(["fifo", "shortest_first", "deadline"]), "Of one tenant's requests."),
     Knob("promote-after", "promote_after", DURATION, "One that has waited so long counts one class up."),
+    Knob("wait-objective", "wait_objective", DURATION, "For metrics and alerts alone; like 5s."),
     Knob("headroom", "headroom_probability", float, "How often a higher class's arrival may find no slot."),
     Knob(
         "when",

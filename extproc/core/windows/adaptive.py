@@ -293,10 +293,11 @@ class Adaptive(Window):
         self.pace_s = pace
         self._clock.set_pace(pace, now)
 
-    def view(self, now: float) -> WindowView:
+    def view(self, now: float, q: float = 0.0) -> WindowView:
         latency, kv, prefill = self.latency, self.kv, self.prefill
         return replace(
-            super().view(now),
+            super().view(now, q),
+            floor=self._floor(),
             tpot_window=None if latency.window == math.inf else latency.window,
             margin=latency.margin,
             itl_s=latency.itl_s,

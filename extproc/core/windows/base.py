@@ -511,6 +511,11 @@ class Window:
         page has seen them, though it never shows requests that are done within one step."""
         return self._freed - self._turn_from >= inside and now - self._turn_began >= LAG_S
 
+    def _floor(self) -> float | None:
+        """For controllers that open and close: to how little. None: an engine has no more slots than that."""
+        slots = self.policy.max_num_seqs
+        return None if slots is not None and slots <= self.policy.floor else self.policy.floor
+
     # -- the controller ---------------------------------------------------------------------------
 
     def _reset(self) -> None:
@@ -543,7 +548,8 @@ class Window:
     ) -> None:
         """From a page, its predecessor and what changed. `own_then`: ours when the page was asked for."""
 
-    def view(self, now: float) -> WindowView:
+    def view(self, now: float, q: float = 0.0) -> WindowView:
+        """`q`: the standing queue to tell the limit for."""
         last = self._last
         return WindowView(
             endpoint=self.endpoint,
@@ -566,4 +572,6 @@ class Window:
             turned_away=self.turned_away,
             failed=self.failed,
             turned_away_limit=None if self._turned_away.most == math.inf else self._turned_away.most,
+            queue_target=q,
+            limit=self.limit(q, now),
         )

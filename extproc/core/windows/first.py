@@ -103,5 +103,5 @@ class First(Window):
     def _slow(self) -> bool:
         return self.tpot_s is not None and self.tpot_s > self.policy.max_tpot_s
 
-    def view(self, now: float) -> WindowView:
-        return replace(super().view(now), tpot_window=self._tpot_window)
+    def view(self, now: float, q: float = 0.0) -> WindowView:
+        return replace(super().view(now, q), floor=self._floor(), tpot_window=self._tpot_window)

@@ -67,3 +67,16 @@ class WindowView:
     turned_away: int = 0  # requests that the engine refused for want of room
     failed: int = 0  # requests that it failed: 500 and above, or a connection that broke
     turned_away_limit: float | None = None  # requests that may be inside since then; None: no such limit
+    queue_target: float = 0.0  # q: standing queue that the limit was asked for
+    limit: float = 0.0  # slots that may be taken, ours and foreign ones together; 0 while nothing may go
+    floor: float | None = None  # R at its least; None: the controller has none
+
+    @property
+    def room(self) -> float:
+        """Slots that may be taken now."""
+        return max(0.0, self.limit - self.in_flight - self.foreign)
+
+    @property
+    def at_floor(self) -> bool:
+        """Whether the window is as small as it may become."""
+        return self.floor is not None and min(self.capacity, self.tpot_window or self.capacity) <= self.floor

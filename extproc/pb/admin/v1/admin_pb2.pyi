@@ -245,7 +245,7 @@ class GetPoolRequest(_message.Message):
     def __init__(self, pool: _Optional[str] = ...) -> None: ...
 
 class Pool(_message.Message):
-    __slots__ = ("name", "mode", "percentage", "percentage_of", "traffic", "models", "queued_count", "queued_bytes", "in_flight_slots", "known_count", "releases_per_second", "classes", "endpoints", "observed_count", "retiring", "endpoint_source", "endpoint_source_error")
+    __slots__ = ("name", "mode", "percentage", "percentage_of", "traffic", "models", "queued_count", "queued_bytes", "in_flight_slots", "known_count", "releases_per_second", "classes", "endpoints", "observed_count", "retiring", "endpoint_source", "endpoint_source_error", "since_release", "leaked_slots")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     PERCENTAGE_FIELD_NUMBER: _ClassVar[int]
@@ -263,6 +263,8 @@ class Pool(_message.Message):
     RETIRING_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_SOURCE_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_SOURCE_ERROR_FIELD_NUMBER: _ClassVar[int]
+    SINCE_RELEASE_FIELD_NUMBER: _ClassVar[int]
+    LEAKED_SLOTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     mode: PoolMode
     percentage: float
@@ -280,10 +282,12 @@ class Pool(_message.Message):
     retiring: bool
     endpoint_source: str
     endpoint_source_error: str
-    def __init__(self, name: _Optional[str] = ..., mode: _Optional[_Union[PoolMode, str]] = ..., percentage: _Optional[float] = ..., percentage_of: _Optional[_Union[PercentageOf, str]] = ..., traffic: _Optional[_Union[Traffic, str]] = ..., models: _Optional[_Iterable[str]] = ..., queued_count: _Optional[int] = ..., queued_bytes: _Optional[int] = ..., in_flight_slots: _Optional[int] = ..., known_count: _Optional[int] = ..., releases_per_second: _Optional[float] = ..., classes: _Optional[_Iterable[_Union[ClassStats, _Mapping]]] = ..., endpoints: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ..., observed_count: _Optional[int] = ..., retiring: _Optional[bool] = ..., endpoint_source: _Optional[str] = ..., endpoint_source_error: _Optional[str] = ...) -> None: ...
+    since_release: _duration_pb2.Duration
+    leaked_slots: int
+    def __init__(self, name: _Optional[str] = ..., mode: _Optional[_Union[PoolMode, str]] = ..., percentage: _Optional[float] = ..., percentage_of: _Optional[_Union[PercentageOf, str]] = ..., traffic: _Optional[_Union[Traffic, str]] = ..., models: _Optional[_Iterable[str]] = ..., queued_count: _Optional[int] = ..., queued_bytes: _Optional[int] = ..., in_flight_slots: _Optional[int] = ..., known_count: _Optional[int] = ..., releases_per_second: _Optional[float] = ..., classes: _Optional[_Iterable[_Union[ClassStats, _Mapping]]] = ..., endpoints: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ..., observed_count: _Optional[int] = ..., retiring: _Optional[bool] = ..., endpoint_source: _Optional[str] = ..., endpoint_source_error: _Optional[str] = ..., since_release: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., leaked_slots: _Optional[int] = ...) -> None: ...
 
 class ClassStats(_message.Message):
-    __slots__ = ("name", "rank", "queued_count", "in_flight_slots", "tenant_count", "retiring", "oldest_wait")
+    __slots__ = ("name", "rank", "queued_count", "in_flight_slots", "tenant_count", "retiring", "oldest_wait", "hold", "sentence", "next", "gates", "wait_objective", "queued_cost", "releases_per_second", "jain_index", "tag_spread", "competing_count")
     NAME_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     QUEUED_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -291,6 +295,16 @@ class ClassStats(_message.Message):
     TENANT_COUNT_FIELD_NUMBER: _ClassVar[int]
     RETIRING_FIELD_NUMBER: _ClassVar[int]
     OLDEST_WAIT_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    GATES_FIELD_NUMBER: _ClassVar[int]
+    WAIT_OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_COST_FIELD_NUMBER: _ClassVar[int]
+    RELEASES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    JAIN_INDEX_FIELD_NUMBER: _ClassVar[int]
+    TAG_SPREAD_FIELD_NUMBER: _ClassVar[int]
+    COMPETING_COUNT_FIELD_NUMBER: _ClassVar[int]
     name: str
     rank: int
     queued_count: int
@@ -298,7 +312,25 @@ class ClassStats(_message.Message):
     tenant_count: int
     retiring: bool
     oldest_wait: _duration_pb2.Duration
-    def __init__(self, name: _Optional[str] = ..., rank: _Optional[int] = ..., queued_count: _Optional[int] = ..., in_flight_slots: _Optional[int] = ..., tenant_count: _Optional[int] = ..., retiring: _Optional[bool] = ..., oldest_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    hold: str
+    sentence: str
+    next: str
+    gates: _containers.RepeatedCompositeFieldContainer[Gate]
+    wait_objective: _duration_pb2.Duration
+    queued_cost: float
+    releases_per_second: float
+    jain_index: float
+    tag_spread: float
+    competing_count: int
+    def __init__(self, name: _Optional[str] = ..., rank: _Optional[int] = ..., queued_count: _Optional[int] = ..., in_flight_slots: _Optional[int] = ..., tenant_count: _Optional[int] = ..., retiring: _Optional[bool] = ..., oldest_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., hold: _Optional[str] = ..., sentence: _Optional[str] = ..., next: _Optional[str] = ..., gates: _Optional[_Iterable[_Union[Gate, _Mapping]]] = ..., wait_objective: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., queued_cost: _Optional[float] = ..., releases_per_second: _Optional[float] = ..., jain_index: _Optional[float] = ..., tag_spread: _Optional[float] = ..., competing_count: _Optional[int] = ...) -> None: ...
+
+class Gate(_message.Message):
+    __slots__ = ("name", "closed_count")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    closed_count: int
+    def __init__(self, name: _Optional[str] = ..., closed_count: _Optional[int] = ...) -> None: ...
 
 class ListEndpointsRequest(_message.Message):
     __slots__ = ("pool", "page_size", "page_token")
@@ -319,7 +351,7 @@ class ListEndpointsResponse(_message.Message):
     def __init__(self, endpoints: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class Endpoint(_message.Message):
-    __slots__ = ("address", "pool", "stance", "in_flight_slots", "foreign_count", "capacity", "running_count", "waiting_count", "kv_usage_ratio", "time_per_output_token", "page_age", "dialect", "priority_told", "last_error", "turned_away_count", "failed_count")
+    __slots__ = ("address", "pool", "stance", "in_flight_slots", "foreign_count", "capacity", "running_count", "waiting_count", "kv_usage_ratio", "time_per_output_token", "page_age", "dialect", "priority_told", "last_error", "turned_away_count", "failed_count", "limit", "room", "queue_target", "controller", "at_floor", "removed")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     STANCE_FIELD_NUMBER: _ClassVar[int]
@@ -336,6 +368,12 @@ class Endpoint(_message.Message):
     LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
     TURNED_AWAY_COUNT_FIELD_NUMBER: _ClassVar[int]
     FAILED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    ROOM_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_TARGET_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLER_FIELD_NUMBER: _ClassVar[int]
+    AT_FLOOR_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
     address: str
     pool: str
     stance: Stance
@@ -352,7 +390,13 @@ class Endpoint(_message.Message):
     last_error: str
     turned_away_count: int
     failed_count: int
-    def __init__(self, address: _Optional[str] = ..., pool: _Optional[str] = ..., stance: _Optional[_Union[Stance, str]] = ..., in_flight_slots: _Optional[int] = ..., foreign_count: _Optional[int] = ..., capacity: _Optional[float] = ..., running_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., kv_usage_ratio: _Optional[float] = ..., time_per_output_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., page_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., dialect: _Optional[str] = ..., priority_told: _Optional[str] = ..., last_error: _Optional[str] = ..., turned_away_count: _Optional[int] = ..., failed_count: _Optional[int] = ...) -> None: ...
+    limit: float
+    room: float
+    queue_target: float
+    controller: str
+    at_floor: bool
+    removed: bool
+    def __init__(self, address: _Optional[str] = ..., pool: _Optional[str] = ..., stance: _Optional[_Union[Stance, str]] = ..., in_flight_slots: _Optional[int] = ..., foreign_count: _Optional[int] = ..., capacity: _Optional[float] = ..., running_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., kv_usage_ratio: _Optional[float] = ..., time_per_output_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., page_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., dialect: _Optional[str] = ..., priority_told: _Optional[str] = ..., last_error: _Optional[str] = ..., turned_away_count: _Optional[int] = ..., failed_count: _Optional[int] = ..., limit: _Optional[float] = ..., room: _Optional[float] = ..., queue_target: _Optional[float] = ..., controller: _Optional[str] = ..., at_floor: _Optional[bool] = ..., removed: _Optional[bool] = ...) -> None: ...
 
 class ListFlowsRequest(_message.Message):
     __slots__ = ("pool", "top_k", "order_by")
@@ -373,7 +417,7 @@ class ListFlowsResponse(_message.Message):
     def __init__(self, flows: _Optional[_Iterable[_Union[Flow, _Mapping]]] = ..., total_count: _Optional[int] = ...) -> None: ...
 
 class Flow(_message.Message):
-    __slots__ = ("pool", "tenant", "queued_count", "in_flight_slots", "tag", "weight", "oldest_wait")
+    __slots__ = ("pool", "tenant", "queued_count", "in_flight_slots", "tag", "weight", "oldest_wait", "next_request_id")
     POOL_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     CLASS_FIELD_NUMBER: _ClassVar[int]
@@ -382,6 +426,7 @@ class Flow(_message.Message):
     TAG_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     OLDEST_WAIT_FIELD_NUMBER: _ClassVar[int]
+    NEXT_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     pool: str
     tenant: str
     queued_count: int
@@ -389,7 +434,8 @@ class Flow(_message.Message):
     tag: float
     weight: float
     oldest_wait: _duration_pb2.Duration
-    def __init__(self, pool: _Optional[str] = ..., tenant: _Optional[str] = ..., queued_count: _Optional[int] = ..., in_flight_slots: _Optional[int] = ..., tag: _Optional[float] = ..., weight: _Optional[float] = ..., oldest_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., **kwargs) -> None: ...
+    next_request_id: str
+    def __init__(self, pool: _Optional[str] = ..., tenant: _Optional[str] = ..., queued_count: _Optional[int] = ..., in_flight_slots: _Optional[int] = ..., tag: _Optional[float] = ..., weight: _Optional[float] = ..., oldest_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., next_request_id: _Optional[str] = ..., **kwargs) -> None: ...
 
 class ListRequestsRequest(_message.Message):
     __slots__ = ("filter", "page_size", "page_token")
@@ -669,7 +715,7 @@ class Gates(_message.Message):
     def __init__(self, max_waiting_requests: _Optional[int] = ..., max_time_per_output_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_kv_usage_ratio: _Optional[float] = ..., max_time_to_first_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Class(_message.Message):
-    __slots__ = ("name", "rank", "priority", "queue_timeout", "max_waiting_requests", "max_queued_requests", "max_queued_bytes", "max_queued_tokens", "max_in_flight_slots", "min_share_ratio", "overflow", "order", "promote_after", "headroom_probability", "idle_only", "refuse_hopeless", "gates", "preemptible", "preempt_after")
+    __slots__ = ("name", "rank", "priority", "queue_timeout", "max_waiting_requests", "max_queued_requests", "max_queued_bytes", "max_queued_tokens", "max_in_flight_slots", "min_share_ratio", "overflow", "order", "promote_after", "headroom_probability", "idle_only", "refuse_hopeless", "gates", "preemptible", "preempt_after", "wait_objective")
     NAME_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
@@ -689,6 +735,7 @@ class Class(_message.Message):
     GATES_FIELD_NUMBER: _ClassVar[int]
     PREEMPTIBLE_FIELD_NUMBER: _ClassVar[int]
     PREEMPT_AFTER_FIELD_NUMBER: _ClassVar[int]
+    WAIT_OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
     name: str
     rank: int
     priority: int
@@ -708,7 +755,8 @@ class Class(_message.Message):
     gates: Gates
     preemptible: bool
     preempt_after: _duration_pb2.Duration
-    def __init__(self, name: _Optional[str] = ..., rank: _Optional[int] = ..., priority: _Optional[int] = ..., queue_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_waiting_requests: _Optional[int] = ..., max_queued_requests: _Optional[int] = ..., max_queued_bytes: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., max_in_flight_slots: _Optional[int] = ..., min_share_ratio: _Optional[float] = ..., overflow: _Optional[_Union[Overflow, str]] = ..., order: _Optional[_Union[QueueOrder, str]] = ..., promote_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., headroom_probability: _Optional[float] = ..., idle_only: _Optional[bool] = ..., refuse_hopeless: _Optional[bool] = ..., gates: _Optional[_Union[Gates, _Mapping]] = ..., preemptible: _Optional[bool] = ..., preempt_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    wait_objective: _duration_pb2.Duration
+    def __init__(self, name: _Optional[str] = ..., rank: _Optional[int] = ..., priority: _Optional[int] = ..., queue_timeout: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., max_waiting_requests: _Optional[int] = ..., max_queued_requests: _Optional[int] = ..., max_queued_bytes: _Optional[int] = ..., max_queued_tokens: _Optional[int] = ..., max_in_flight_slots: _Optional[int] = ..., min_share_ratio: _Optional[float] = ..., overflow: _Optional[_Union[Overflow, str]] = ..., order: _Optional[_Union[QueueOrder, str]] = ..., promote_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., headroom_probability: _Optional[float] = ..., idle_only: _Optional[bool] = ..., refuse_hopeless: _Optional[bool] = ..., gates: _Optional[_Union[Gates, _Mapping]] = ..., preemptible: _Optional[bool] = ..., preempt_after: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., wait_objective: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class SetClassRequest(_message.Message):
     __slots__ = ("update_mask", "reason", "ttl", "etag", "validate_only")
