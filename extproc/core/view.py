@@ -97,7 +97,10 @@ def view(scheduler: Scheduler, now: float) -> PoolView:
         },
         traffic=scheduler.policy.traffic,
         since_release_s=since_release_s(scheduler, now),
-        limits={"max_queued": scheduler.policy.max_queued, "max_queued_bytes": scheduler.policy.max_queued_bytes},
+        limits={
+            "max_queued_requests": scheduler.policy.max_queued,
+            "max_queued_bytes": scheduler.policy.max_queued_bytes,
+        },
     )
 
 
@@ -112,11 +115,11 @@ def _class_view(scheduler: Scheduler, cls: ClassQueue, now: float) -> ClassView:
     policy, queue = cls.policy, cls.queue
     cause = class_cause(scheduler, cls, now)
     limits = {
-        "max_queued": policy.max_queued,
+        "max_queued_requests": policy.max_queued,
         "max_queued_bytes": policy.max_queued_bytes,
         "max_queued_tokens": policy.max_queued_tokens,
-        "max_in_flight": policy.max_in_flight,
-        "max_waiting": policy.max_waiting,
+        "max_in_flight_slots": policy.max_in_flight,
+        "max_waiting_requests": policy.max_waiting,
         "queue_timeout_seconds": policy.queue_timeout_s,
         "min_share_ratio": policy.min_share or None,
     }
