@@ -9,7 +9,7 @@ import platform
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,8 +21,8 @@ from extproc import __version__
 from extproc.cli.bench_core import Check
 from extproc.cli.output import OUTPUT
 from extproc.cli.stack import StackError
+from extproc.cli.wire_measures import MEASURES as WIRE_MEASURES
 from extproc.cli.wire_measures import (
-    MEASURES,
     QUICK,
     READING_FLOOR,
     WAITING_FLOOR,
@@ -35,10 +35,14 @@ from extproc.cli.wire_measures import (
     added,
     ratio,
 )
+from extproc.cli.wire_telemetry import ALL, costs, telemetry
+
+MEASURES = {**WIRE_MEASURES, "telemetry": telemetry}
 
 # What must be reached
 _STANDARD_MS, _BODY_MS, _ABOVE_FLOOR_MS = 0.7, 1.0, 0.15  # CPU of ours for each request
 _SIZE_RATIO = 1.10  # CPU with 2 MB bodies / with 2 KB
+_TELEMETRY = 1.05  # CPU with all telemetry / with none
 _P50_MS, _P99_MS = 2.0, 10.0  # added to Envoy alone
 _HELD_BYTES = 40_960  # for each held request
 _GROWTH, _GROWTH_BYTES = 1.05, 10 * 2**20  # of resident memory, second fifth to last; one of the two
@@ -97,7 +101,7 @@ def _tell(what: str) -> None:
 
 def checks_of(found: Found) -> Iterator[Check]:
     """The bounds of what was measured."""
-    for name, check in (("cpu", _cpu_checks), ("latency", _latency_checks), ("held", _held_checks), ("soak", _soak)):
+    for name, check in _CHECKS.items():
         if name in found:
             yield from check(found[name])
 
@@ -144,6 +148,19 @@ def _soak(soak: Soak) -> Iterator[Check]:
     yield Check("faults", soak.faults, "= 0", soak.faults == 0)
 
 
+def _telemetry_checks(found: dict[str, Cpu]) -> Iterator[Check]:
+    yield _most("CPU for a request, all telemetry / none", costs(found, ALL), _TELEMETRY)
+
+
+_CHECKS: dict[str, Callable[[Any], Iterator[Check]]] = {
+    "cpu": _cpu_checks,
+    "latency": _latency_checks,
+    "held": _held_checks,
+    "soak": _soak,
+    "telemetry": _telemetry_checks,
+}
+
+
 def show(found: Found, checks: list[Check]) -> None:
     console = Console(width=max(100, Console().width), highlight=False)
     if "cpu" in found:
@@ -155,6 +172,13 @@ def show(found: Found, checks: list[Check]) -> None:
         console.print(table)
         for floor in (READING_FLOOR, WAITING_FLOOR):
             console.print(f"above the {floor}: {above(found['cpu'], 'standard, 2 KB', floor):.3f} ms")
+    if "telemetry" in found:
+        told = cast(dict[str, Cpu], found["telemetry"])
+        table = Table("CPU for each request, ms", "median", "lowest", "highest", "/ off", title_justify="left")
+        for name, each in told.items():
+            figures = (each.median_ms, min(each.rounds_ms), max(each.rounds_ms), costs(told, name))
+            table.add_row(name, *(f"{value:.3f}" for value in figures))
+        console.print(table)
     if "latency" in found:
         table = Table("latency, ms", "p50", "p90", "p99", "generator late, p99", "CPU of ours")
         for name, way in cast(dict[str, Latency], found["latency"]).items():

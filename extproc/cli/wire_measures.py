@@ -75,7 +75,7 @@ class Cpu:
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class Row:
     """What is measured under one name."""
 
     name: str
@@ -83,17 +83,17 @@ class _Row:
     load: Load
 
 
-def _cpu_rows(scale: Scale) -> list[_Row]:
+def _cpu_rows(scale: Scale) -> list[Row]:
     small = Load(0, scale.closed, body_bytes=SMALL)
     slow = {"shape": "open", "rate": scale.pace, "clients": 4}
     return [
-        _Row("standard, 2 KB", "standard", small),
-        _Row(READING_FLOOR, "read", small),
-        _Row(WAITING_FLOOR, "cancel", small),
-        _Row("body, 2 KB", "body", small),
-        _Row("floor of body", "read body", small),
-        _Row("standard, 2 KB, paced", "standard", Load(0, scale.paced, body_bytes=SMALL, **slow)),  # type: ignore[arg-type]
-        _Row("standard, 2 MB, paced", "standard", Load(0, scale.paced, body_bytes=LARGE, **slow)),  # type: ignore[arg-type]
+        Row("standard, 2 KB", "standard", small),
+        Row(READING_FLOOR, "read", small),
+        Row(WAITING_FLOOR, "cancel", small),
+        Row("body, 2 KB", "body", small),
+        Row("floor of body", "read body", small),
+        Row("standard, 2 KB, paced", "standard", Load(0, scale.paced, body_bytes=SMALL, **slow)),  # type: ignore[arg-type]
+        Row("standard, 2 MB, paced", "standard", Load(0, scale.paced, body_bytes=LARGE, **slow)),  # type: ignore[arg-type]
     ]
 
 
@@ -113,14 +113,14 @@ async def cpu(directory: Path, scale: Scale, tell: Told) -> dict[str, Cpu]:
         for number in range(scale.rounds):
             tell(f"cpu: round {number + 1} of {scale.rounds}")
             for row in rows:
-                server_ms, envoy_ms = await _cpu_of(r, row)
+                server_ms, envoy_ms = await cpu_of(r, row)
                 if number > 0:
                     found[row.name].rounds_ms.append(server_ms)
                     found[row.name].envoy_ms.append(envoy_ms)
     return found
 
 
-async def _cpu_of(r: Rig, row: _Row) -> tuple[float, float]:
+async def cpu_of(r: Rig, row: Row) -> tuple[float, float]:
     way = r.ways[row.way]
     clocks = (way.server_cpu(), way.envoy_cpu())
     before = [clock.read() for clock in clocks]

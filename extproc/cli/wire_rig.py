@@ -123,8 +123,11 @@ class Rig:
         self._loads = 0
         self._engine = HostPort("127.0.0.1", free_ports(1)[0])
 
-    async def start(self, specs: Sequence[WaySpec]) -> None:
-        """Raises StackError."""
+    async def start(self, specs: Sequence[WaySpec], collector: int | None = None) -> None:
+        """`collector`: the port of one for spans; None: there is none. Raises StackError."""
+        if collector is not None:
+            self._child("collector", _module("extproc.cli.wire_collector", str(collector)))
+            await self._until(_connected(HostPort("127.0.0.1", collector)), "the collector does not start")
         self._child("engine", _module("extproc.sim.wire_engine", str(self._engine.port)))
         await self._ready(self._engine, "/health")
         for spec in specs:
@@ -255,13 +258,13 @@ class Rig:
 
 
 @contextlib.asynccontextmanager
-async def rig(directory: Path, *specs: WaySpec) -> AsyncIterator[Rig]:
-    """The parts, running. Raises StackError."""
+async def rig(directory: Path, *specs: WaySpec, collector: int | None = None) -> AsyncIterator[Rig]:
+    """The parts, running; see `Rig.start`. Raises StackError."""
     timeout = aiohttp.ClientTimeout(total=30)
     async with aiohttp.ClientSession(timeout=timeout) as http:
         made = Rig(directory, http)
         try:
-            await made.start(specs)
+            await made.start(specs, collector)
             yield made
         finally:
             await made.stop()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from extproc.cli import wire_measures
+from extproc.cli import bench_wire, wire_measures, wire_telemetry
 from extproc.cli.bench_wire import checks_of
 from extproc.cli.main import main
 from extproc.cli.ports import free_ports
@@ -264,7 +264,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, found: Any) -> list[Scale]:
             raise found
         return found
 
-    monkeypatch.setitem(wire_measures.MEASURES, "held", measure)
+    monkeypatch.setitem(bench_wire.MEASURES, "held", measure)
     return scales
 
 
@@ -316,6 +316,23 @@ TINY = Scale(rounds=2, closed=60, paced=4, latency_rounds=2, latency_requests=40
 
 def nobody(_: str) -> None:
     """Who is told of the progress."""
+
+
+def test_the_bound_of_telemetry() -> None:
+    # the median of 1.04, 1.06 and 1.05
+    off, all_of_it = Cpu([1.0, 1.0, 2.0]), Cpu([1.04, 1.06, 2.10])
+    assert failing({"telemetry": {wire_telemetry.OFF: off, wire_telemetry.ALL: all_of_it}}) == set()
+    assert failing({"telemetry": {wire_telemetry.OFF: off, wire_telemetry.ALL: Cpu([1.06, 1.06, 2.10])}}) == {
+        "CPU for a request, all telemetry / none"
+    }
+
+
+@pytest.mark.e2e
+async def test_telemetry_small(tmp_path: Path) -> None:
+    found = await wire_telemetry.telemetry(tmp_path, TINY, nobody)
+    assert [len(row.rounds_ms) for row in found.values()] == [1] * 4
+    assert all(0.1 < wire_telemetry.costs(found, name) < 10 for name in found)
+    assert len(list(checks_of({"telemetry": found}))) == 1
 
 
 @pytest.mark.e2e

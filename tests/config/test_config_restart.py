@@ -58,6 +58,21 @@ def test_what_changes_live(new: dict[str, Any]) -> None:
     assert paths(new, {}) == []
 
 
+@pytest.mark.parametrize(
+    ("changes", "path"),
+    [
+        ({"enabled": False}, "telemetry.enabled"),
+        ({"page": False}, "telemetry.page"),
+        ({"traces": {"sample": 0.5}}, "telemetry.traces"),
+        ({"tenants": {"top": 3}}, None),
+        ({"log": {"slow_after": None}}, None),
+    ],
+)
+def test_what_is_told(changes: dict[str, object], path: str | None) -> None:
+    faults = [] if path is None else [Fault(path, f"needs a restart: {SAYS}")]
+    assert needs_restart(good(), good(telemetry=changes)) == faults
+
+
 def test_pools_are_compared_by_name() -> None:
     old = from_data({"pools": [{**POOL, "cost": {"unit": "requests"}}, OTHER]})
     assert needs_restart(old, from_data({"pools": [OTHER, {**POOL, "cost": {"unit": "requests"}}]})) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +15,16 @@ import orjson
 from extproc.config.load import from_data
 from extproc.config.model import Config
 from extproc.core import invariants
-from extproc.core.events import Effect
+from extproc.core.events import Effect, Event
 from extproc.core.model import Sample
+from extproc.core.reasons import Reason
+from extproc.core.scheduler import Scheduler
 from extproc.edge.access_log import AccessLog
 from extproc.edge.driver import PoolDriver
 from extproc.edge.facts import ATTRIBUTES, FACTS
 from extproc.edge.gate import Gate
 from extproc.edge.observer import Observer
+from extproc.edge.recorder import Origin
 from extproc.edge.rollout import observes
 from extproc.edge.scheduler_driver import SchedulerDriver
 from extproc.edge.stream import ExternalProcessor
@@ -85,6 +88,26 @@ class Recording:
         return sum(w == what and detail in (None, d) for w, d in self.told)
 
 
+class Journaled:
+    """A journal that keeps what it is told."""
+
+    def __init__(self, tracing: bool = False) -> None:
+        self.tracing = tracing
+        self.begun: list[tuple[str, Origin]] = []
+        self.events: list[tuple[str, str, tuple[str, ...]]] = []  # pool, event, effects
+        self.refused: list[tuple[str, str, str | None]] = []
+
+    def begin(self, request_id: str, origin: Origin) -> None:
+        self.begun.append((request_id, origin))
+
+    def seen(self, scheduler: Scheduler, event: Event, now: float, effects: Sequence[Effect]) -> None:  # noqa: ARG002
+        told = tuple(type(effect).__name__ for effect in effects)
+        self.events.append((scheduler.policy.name, type(event).__name__, told))
+
+    def denied(self, reason: Reason, message: str, model: str | None) -> None:
+        self.refused.append((reason.code, message, model))
+
+
 def a_config(slots: int = 1, **changes: Any) -> Config:
     """One pool `sim` of one engine with `slots` slots and nothing standing in its own queue. Its readings stay
     fresh for as long as a test lasts, and nothing is read from the network."""
@@ -115,8 +138,11 @@ class Edge:
         loop = asyncio.get_running_loop()
         self.config = config
         self.recorder = Recording()
+        self.journal = Journaled(tracing=config.telemetry.traces.otlp is not None)
         self.drivers = {
-            pool.name: PoolDriver(config.pool_policy(pool), pool.endpoints.known, loop, self.recorder)
+            pool.name: PoolDriver(
+                config.pool_policy(pool), pool.endpoints.known, loop, self.recorder, journal=self.journal
+            )
             for pool in config.pools
         }
         for pool in config.pools:
@@ -125,7 +151,7 @@ class Edge:
             self.drivers[pool.name].observe(observes(pool))
         self.gate = Gate(config, self.drivers, self.recorder)
         self.tracking = Tracking(self.gate, self.recorder)
-        self.processor = ExternalProcessor(self.gate, self.tracking, self.recorder)
+        self.processor = ExternalProcessor(self.gate, self.tracking, self.recorder, self.journal)
         self.access_log = AccessLog(self.gate, self.tracking, self.recorder)
 
     def change(self, config: Config) -> None:
@@ -172,6 +198,7 @@ class Edge:
             assert driver.scheduler.queued == 0
             assert sum(driver.scheduler.inside.values()) == 0
             assert not driver._waiters
+            assert driver.leaked == 0
 
     def close(self) -> None:
         for driver in self.drivers.values():
@@ -354,9 +381,10 @@ class Envoy:
         self._process = self.channel.stream_stream(f"/{EXT_PROC_SERVICE}/Process")
         self._logs = self.channel.stream_unary(f"/{ACCESS_LOG_SERVICE}/StreamAccessLogs")
 
-    def stream(self, wiring: str = "") -> Stream:
-        """`wiring`: the words that the filter's configuration says."""
-        return Stream(self._process(metadata=(("fairlane-wiring", wiring),) if wiring else ()))
+    def stream(self, wiring: str = "", **metadata: str) -> Stream:
+        """`wiring`: the words that the filter's configuration says; `metadata`: more of the stream's."""
+        words = (("fairlane-wiring", wiring),) if wiring else ()
+        return Stream(self._process(metadata=(*words, *metadata.items())))
 
     async def released(self, *args: Any, **facts: Any) -> tuple[Stream, str]:
         """A request that is let go at once, and its ticket."""

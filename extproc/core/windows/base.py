@@ -550,10 +550,10 @@ class Window:
 
     def view(self, now: float, q: float = 0.0) -> WindowView:
         """`q`: the standing queue to tell the limit for."""
-        last = self._last
+        last, stance = self._last, self.stance(now)
         return WindowView(
             endpoint=self.endpoint,
-            stance=self.stance(now),
+            stance=stance,
             capacity=self.capacity,
             foreign=self.foreign,
             in_flight=self.in_flight,
@@ -573,5 +573,5 @@ class Window:
             failed=self.failed,
             turned_away_limit=None if self._turned_away.most == math.inf else self._turned_away.most,
             queue_target=q,
-            limit=self.limit(q, now),
+            limit=self._limit_in(q, stance) if self._usable(stance) and self.left_until <= now else 0.0,
         )
