@@ -41,7 +41,7 @@ def check_config(path: Path) -> None:
     except (ConfigError, KeyFileError, AccessError, AdminStartError) as error:
         click.echo(str(error), err=True)
         sys.exit(2)
-    for caution in [*cautions(config), *_admin_cautions(config)]:
+    for caution in [*cautions(config), *_admin_cautions(config), *_page_cautions(config)]:
         click.echo(f"{path}: warning: {caution.path}: {caution.message}", err=True)
     pools = ", ".join(f"{pool.name} ({pool.endpoints.told})" for pool in config.pools)
     click.echo(f"{path}: good. Pools: {pools}. Classes: {', '.join(config.classes)}.")
@@ -68,6 +68,15 @@ def _admin_cautions(config: Config) -> Iterator[Fault]:
     fault = None if admin.state is None else _state_fault(Path(admin.state))
     if fault is not None:
         yield Fault("admin.state", f"{fault}; as it is, the admin API would start read-only")
+
+
+def _page_cautions(config: Config) -> Iterator[Fault]:
+    if config.telemetry.page and not is_local(config.listen.http):
+        yield Fault(
+            "telemetry.page",
+            f"everyone who reaches {config.listen.http} sees the names of tenants on the live page; page: false, or "
+            "let only Prometheus reach it",
+        )
 
 
 def _state_fault(path: Path) -> str | None:

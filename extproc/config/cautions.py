@@ -6,7 +6,8 @@ meets it, and that shows only under load.
 
 A class is compared with the higher class that has the strictest value, so there is one warning for each key at most.
 
-Likewise a state of a pool, or a recording, that is for requests that wait, where none does.
+Likewise an objective that no request can miss, since it is refused before; and a state of a pool, or a recording, that
+is for requests that wait, where none does.
 
 Left out: caps (`max_in_flight`, rates), which are there to hold a class while others go.
 """
@@ -44,7 +45,15 @@ def cautions(config: Config) -> list[Fault]:
             first = (cls.priority, name)
         if idle is None and cls.when == "idle":
             idle = name
-    return [*found, *_passing(config)]
+    return [*found, *_objectives(config), *_passing(config)]
+
+
+def _objectives(config: Config) -> Iterator[Fault]:
+    for name, cls in config.classes.items():
+        objective, timeout = cls.wait_objective, cls.queue_timeout
+        if objective is not None and objective >= timeout:
+            told = f"is {written_duration(objective)}, and what waits is refused after {written_duration(timeout)}"
+            yield Fault(path_text(("classes", name, "wait_objective")), f"{told} (queue_timeout)")
 
 
 def _passing(config: Config) -> Iterator[Fault]:

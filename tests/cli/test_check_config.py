@@ -191,3 +191,12 @@ def test_a_state_that_may_not_be_written_is_warned_of(tmp_path: Path) -> None:
         assert f"the folder {folder} cannot be written to" in state_warning(tmp_path, folder / "state.db")
     finally:
         folder.chmod(0o700)
+
+
+def test_a_page_that_others_can_see(tmp_path: Path) -> None:
+    file = a_file(tmp_path, "listen: {http: '0.0.0.0:9090'}")
+    result = CliRunner().invoke(main, ["check-config", str(file)])
+    assert result.exit_code == 0
+    assert "warning: telemetry.page: everyone who reaches 0.0.0.0:9090 sees the names of tenants" in result.output
+    hidden = a_file(tmp_path, "listen: {http: '0.0.0.0:9090'}\ntelemetry: {page: false}")
+    assert "warning" not in CliRunner().invoke(main, ["check-config", str(hidden)]).output

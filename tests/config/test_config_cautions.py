@@ -87,3 +87,10 @@ def test_what_is_for_requests_that_wait_where_none_does() -> None:
         "recording.file: records what waits its turn, and no pool is in mode enforce",
     ]
     assert cautions(good({"traffic": "paused"}, recording={"file": "traffic.jsonl"})) == []
+
+
+def test_an_objective_that_cannot_be_missed() -> None:
+    assert told(only={"wait_objective": "60s", "queue_timeout": "60s"}) == [
+        "classes.only.wait_objective: is 1m, and what waits is refused after 1m (queue_timeout)"
+    ]
+    assert told(only={"wait_objective": "59s", "queue_timeout": "60s"}) == []
