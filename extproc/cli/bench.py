@@ -12,6 +12,7 @@ _COMMANDS = {
     "affinity": "extproc.cli.bench_affinity:affinity",
     "core": "extproc.cli.bench_core:core",
     "fairness": "extproc.cli.bench_fairness:fairness",
+    "metrics": "extproc.cli.bench_metrics:metrics",
     "scrape": "extproc.cli.bench_scrape:scrape",
     "wire": "extproc.cli.bench_wire:wire",
 }
@@ -32,5 +33,5 @@ class _Lazy(click.Group):
 
 @click.group("bench", cls=_Lazy)
 def bench() -> None:
-    """Benchmarks: fairness in virtual time, the speed of the core, reading of metrics, the gateway on the wire, live
-    changes."""
+    """Benchmarks: fairness in virtual time, the speed of the core, reading of metrics, a scrape of Fairlane's own, the
+    gateway on the wire, live changes."""

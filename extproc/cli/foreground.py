@@ -19,7 +19,7 @@ from extproc.telemetry.logs import set_up
 def run(path: Path, log_level: str, log_format: str | None) -> None:
     """`path`: of the configuration. `log_format`: "json", "console"; None: by what standard error is. Exits with 1
     where it cannot start, 2 for a bad configuration."""
-    set_up(log_level, json=log_format == "json" or (log_format is None and not sys.stderr.isatty()))
+    set_up(log_level, json=log_format == "json" or (log_format is None and not _on_a_terminal()))
     try:
         file = read_file(path)
         config = from_data(file.data, str(path))
@@ -34,6 +34,10 @@ def run(path: Path, log_level: str, log_format: str | None) -> None:
     except StartError as error:
         click.echo(f"fairlane cannot start: {error}", err=True)
         sys.exit(1)
+
+
+def _on_a_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()  # None: it was closed before the start
 
 
 async def _serve(service: Service) -> None:

@@ -18,6 +18,7 @@ _COMMANDS = {
     "replay": "extproc.cli.replay:replay",
     "serve": "extproc.cli.serve:serve",
     "sim": "extproc.cli.sim:sim",
+    "top": "extproc.cli.top.command:top",
     "up": "extproc.cli.up:up",
 }
 

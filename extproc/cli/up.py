@@ -220,11 +220,12 @@ def _welcome(stack: Stack) -> str:
     engines = ", ".join(f"http://{engine}" for engine in at.engines)
     kind = "simulated engines" if stack.options.simulate else "engines"
     model = "sim-7b" if stack.options.simulate else "YOUR-MODEL"
-    ctl = _ctl(stack)
+    ctl = _called("ctl", stack)
     return f"""
 Envoy       {stack.url}  (send requests here; its admin page: http://{at.envoy_admin})
-Fairlane    ext_proc {at.ext_proc}, admin gRPC {at.admin}, http://{at.http} (/metrics, /status)
+Fairlane    ext_proc {at.ext_proc}, admin gRPC {at.admin}, http://{at.http}/metrics
 Engines     {engines}  ({kind})
+See it      http://{at.http}/  (the live page; in a terminal: {_called("top", stack)})
 Operate     {ctl} status  (or watch, requests, set, rollback ...: see its --help)
 Logs        {stack.directory}
 
@@ -248,12 +249,12 @@ Ctrl-C stops everything.
 """
 
 
-def _ctl(stack: Stack) -> str:
-    """`fairlane ctl` as it is called for this stack. What the service asks of its callers (a token, a certificate) is
-    for those who asked for it."""
+def _called(command: str, stack: Stack) -> str:
+    """`fairlane ctl`, or `top`, as it is called for this stack. What the service asks of its callers (a token, a
+    certificate) is for those who asked for it."""
     at = stack.addresses.admin
     if at == DEFAULT_ADMIN:
-        return "fairlane ctl"
+        return f"fairlane {command}"
     if isinstance(at, UnixSocket):
         at = UnixSocket(str(stack.directory.absolute() / at.path))
-    return f"fairlane ctl --address {shlex.quote(str(at))}"
+    return f"fairlane {command} --address {shlex.quote(str(at))}"

@@ -38,8 +38,13 @@ OURS = (PRIORITY, TICKET, CLASS, QUEUE_MS, ENDPOINT, TIMING)
 _REPLAYED_BYTES = 48 * 1024
 _PIECE = 256 * 1024
 
-_NOT_UTF8 = refuse(Reason.INVALID_REQUEST, "the body must be UTF-8: its priority cannot be set otherwise")
+_NOT_UTF8_TEXT = "the body must be UTF-8: its priority cannot be set otherwise"
+_NOT_UTF8 = refuse(Reason.INVALID_REQUEST, _NOT_UTF8_TEXT)
 CONTINUE_HEADERS = request_headers_answer({}, OURS)
+
+
+Refused = Callable[[Reason, str], None]
+"""Is told of a request that is refused: why, and what its client is told."""
 
 
 @dataclass(slots=True)
@@ -119,22 +124,28 @@ class RequestSide(Protocol):
 
 
 def side_of(
-    exchange: Exchange, first: ext_proc_pb2.ProcessingRequest, facts: Facts, recorder: Recorder, limits: Limits
+    exchange: Exchange,
+    first: ext_proc_pb2.ProcessingRequest,
+    facts: Facts,
+    recorder: Recorder,
+    refused: Refused,
+    limits: Limits,
 ) -> RequestSide:
     """The way that this stream's wiring asks for. `limits`: of bodies that are read here."""
     shape = exchange.shape
     has_body = not first.request_headers.end_of_stream
     if has_body and shape.duplex_request:
-        return Duplex(exchange, recorder, limits)
+        return Duplex(exchange, recorder, refused, limits)
     if has_body and shape.whole_body and not facts.known:
-        return AtBody(exchange, recorder, limits)
-    return AtHeaders(exchange, recorder, body_follows=has_body and shape.whole_body)
+        return AtBody(exchange, recorder, refused, limits)
+    return AtHeaders(exchange, recorder, refused, body_follows=has_body and shape.whole_body)
 
 
 class AtHeaders:
-    def __init__(self, exchange: Exchange, recorder: Recorder, *, body_follows: bool) -> None:
+    def __init__(self, exchange: Exchange, recorder: Recorder, refused: Refused, *, body_follows: bool) -> None:
         self._exchange = exchange
         self._recorder = recorder
+        self._refused = refused
         self._body_follows = body_follows
         self._members = b""
         self._compressed = False
@@ -158,7 +169,7 @@ class AtHeaders:
             members, self._members = self._members, b""
             body = message.request_body.body
             if _is_wide(body):
-                self._recorder.refused(Reason.INVALID_REQUEST.code)
+                self._refused(Reason.INVALID_REQUEST, _NOT_UTF8_TEXT)
                 return _NOT_UTF8
             edited = _edited(body, members, self._compressed, self._recorder)
             if edited is not None:
@@ -170,9 +181,10 @@ class AtHeaders:
 
 
 class AtBody:
-    def __init__(self, exchange: Exchange, recorder: Recorder, limits: Limits) -> None:
+    def __init__(self, exchange: Exchange, recorder: Recorder, refused: Refused, limits: Limits) -> None:
         self._exchange = exchange
         self._recorder = recorder
+        self._refused = refused
         self._limits = limits
         self._tenant = ""
         self._taken = 0  # bytes of the buffer
@@ -207,7 +219,7 @@ class AtBody:
         body, self._owing = self._body, False
         self.close()
         if grant.members and _is_wide(body):
-            self._recorder.refused(Reason.INVALID_REQUEST.code)
+            self._refused(Reason.INVALID_REQUEST, _NOT_UTF8_TEXT)
             await self._exchange.answer(_NOT_UTF8)
             return
         edited = _edited(body, grant.members, grant.compressed, self._recorder) if grant.members else None
@@ -233,9 +245,10 @@ class AtBody:
 
 
 class Duplex:
-    def __init__(self, exchange: Exchange, recorder: Recorder, limits: Limits) -> None:
+    def __init__(self, exchange: Exchange, recorder: Recorder, refused: Refused, limits: Limits) -> None:
         self._exchange = exchange
         self._recorder = recorder
+        self._refused = refused
         self._limits = limits
         self._tenant = ""
         self._taken = 0  # bytes of the buffer
@@ -271,7 +284,7 @@ class Duplex:
     async def release(self, grant: Grant) -> None:
         if grant.members and _is_wide(self._body):
             self.close()
-            self._recorder.refused(Reason.INVALID_REQUEST.code)
+            self._refused(Reason.INVALID_REQUEST, _NOT_UTF8_TEXT)
             await self._exchange.answer(_NOT_UTF8)
             return
         edited = _edited(bytes(self._body), grant.members, grant.compressed, self._recorder) if grant.members else None

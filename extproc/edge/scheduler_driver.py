@@ -139,7 +139,6 @@ class SchedulerDriver:
         """Whether anything is held or inside the engines."""
         return bool(self.scheduler.requests)
 
-    @property
     def leaked(self) -> int:
         """Requests that the books have and whose stream is over: 0, or a fault. O(tenants inside)."""
         scheduler = self.scheduler

@@ -62,6 +62,7 @@ from extproc.pb.wire.v1 import ext_proc_pb2
 log = structlog.get_logger()
 
 _REQUEST_ID = "x-request-id"
+_FAULT_TEXT = "Fairlane failed on this request (on_fault: reject)"
 _SILENCE_S = 60.0  # a stream that has said nothing for so long is closed
 
 
@@ -112,7 +113,7 @@ class ExternalProcessor:
                 await self._track(exchange, message)
             else:
                 facts = facts_of.read(message, self._gate.rules.headers)
-                side = side_of(exchange, message, facts, self._recorder, self._limits)
+                side = side_of(exchange, message, facts, self._recorder, self._refused, self._limits)
                 stays = await self._serve(exchange, side, facts, message)
             # It ends here and not further in, since most streams are cancelled: each coroutine on the way out costs.
             if stays and shape.quiet and exchange.reader is None and unread is None:
@@ -225,9 +226,7 @@ class ExternalProcessor:
         return True
 
     async def _refuse(self, exchange: Exchange, deny: Deny, facts: Facts) -> None:
-        self._recorder.refused(deny.reason.code)
-        if self._journal is not None:
-            self._journal.denied(deny.reason, deny.message, facts.model)
+        self._refused(deny.reason, deny.message, facts.model)
         await exchange.answer(refuse(deny.reason, deny.message, 1, deny.param))
 
     async def _queue(self, exchange: Exchange, side: RequestSide, place: Queue, facts: Facts) -> bool:
@@ -272,6 +271,11 @@ class ExternalProcessor:
                 self._close(exchange)
                 return True
         return False
+
+    def _refused(self, reason: Reason, message: str, model: str | None = None) -> None:
+        self._recorder.refused(reason.code)
+        if self._journal is not None:
+            self._journal.denied(reason, message, model)
 
     def _never_sent(self, place: Queue) -> None:
         """It was released, and its stream was over by then: no engine has seen it, so it costs nothing."""
@@ -389,8 +393,8 @@ class ExternalProcessor:
     async def _fail(self, exchange: Exchange, side: RequestSide | None) -> None:
         """A fault of ours: by configuration the request passes as it came, or is refused."""
         if self._gate.rules.config.on_fault == "reject":
-            self._recorder.refused(Reason.FAULT.code)
-            await exchange.answer(refuse(Reason.FAULT, "Fairlane failed on this request (on_fault: reject)", 1))
+            self._refused(Reason.FAULT, _FAULT_TEXT)
+            await exchange.answer(refuse(Reason.FAULT, _FAULT_TEXT, 1))
             return
         self._recorder.passed("fault")
         if side is None:

@@ -1,8 +1,8 @@
-"""The HTTP port: metrics, health, and the state as JSON. Read-only."""
+"""The HTTP port: metrics, health, the state as JSON, and the live page. Read-only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from enum import Enum
 from typing import Any
@@ -10,12 +10,17 @@ from typing import Any
 import orjson
 from aiohttp import web
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 
 from extproc.core.view import FlowView, PoolView
-from extproc.telemetry.metrics import EndpointSetStats, ScrapeStats
+from extproc.telemetry.live.assets import HEADERS, assets
+from extproc.telemetry.live.feed import Feed
+from extproc.telemetry.live.source import LiveSource
+from extproc.telemetry.metrics import EndpointSetStats, Exposition, ScrapeStats
 
 _MOST_FLOWS = 1_000
+_LONGEST_ID = 512  # characters
+_STOP_S = 1.0  # for answers under way, which then end wherever they are
+_NO_PAGE = "the live page is off: it is there with `telemetry: {page: true}` in fairlane.yaml\n"
 
 
 class HttpPort:
@@ -29,8 +34,10 @@ class HttpPort:
         flows: Callable[[str, int], list[FlowView]],
         scrapers: Callable[[], list[ScrapeStats]] = list,
         sets: Callable[[], list[EndpointSetStats]] = list,
+        live: LiveSource | None = None,
     ) -> None:
-        self._registry = registry
+        """`live`: what the live page shows; None: there is no page."""
+        self._exposition = Exposition(registry)
         self._ready = ready
         self._pools = pools
         self._flows = flows
@@ -41,7 +48,19 @@ class HttpPort:
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/status", self._status)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        self._live = live
+        self._feed = None if live is None else Feed(live)
+        self._assets = assets()
+        for path in self._assets:
+            app.router.add_get(path, self._asset)
+        app.router.add_get("/events", self._events)
+        app.router.add_get("/explain", self._explain)
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_STOP_S)
+
+    @property
+    def watchers(self) -> int:
+        """Pages that are open."""
+        return 0 if self._feed is None else self._feed.readers
 
     async def start(self, host: str, port: int) -> None:
         """Raises OSError when the address is taken."""
@@ -49,11 +68,14 @@ class HttpPort:
         await web.TCPSite(self._runner, host, port).start()
 
     async def stop(self) -> None:
+        """Pages that are open end at once."""
+        if self._feed is not None:
+            self._feed.close()
         await self._runner.cleanup()
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return web.Response(body=encode(self._registry), headers={"content-type": content_type})
+        body, content_type = await self._exposition.page(request.headers.get("accept", ""))
+        return web.Response(body=body, headers={"content-type": content_type})
 
     async def _healthz(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -72,9 +94,43 @@ class HttpPort:
         engines, sources = [_plain(each) for each in self._scrapers()], [_plain(each) for each in self._sets()]
         return _json({"ready": self._ready(), "pools": pools, "engines": engines, "sources": sources})
 
+    # -- the live page ----------------------------------------------------------------------------
 
-def _json(data: Any, status: int = 200) -> web.Response:
-    return web.Response(body=orjson.dumps(data), status=status, content_type="application/json")
+    async def _asset(self, request: web.Request) -> web.Response:
+        if self._live is None:
+            return web.Response(status=404, text=_NO_PAGE)
+        asset = self._assets[request.path]
+        return web.Response(body=asset.body, content_type=asset.content_type, charset="utf-8", headers=HEADERS)
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        if self._feed is None:
+            return web.Response(status=404, text=_NO_PAGE)
+        return _foreign(request) or await self._feed.stream(request)
+
+    async def _explain(self, request: web.Request) -> web.Response:
+        if self._live is None:
+            return web.Response(status=404, text=_NO_PAGE)
+        refused = _foreign(request)
+        if refused is not None:
+            return refused
+        request_id = request.query.get("id", "")
+        if not 0 < len(request_id) <= _LONGEST_ID:
+            return _json({"error": "give the id of a request: /explain?id=..."}, 400, HEADERS)
+        found = await self._live.explain(request_id)
+        if found is None:
+            return _json({"error": "this request is not here: it is over, or another replica has it"}, 404, HEADERS)
+        return _json(found, headers=HEADERS)
+
+
+def _foreign(request: web.Request) -> web.Response | None:
+    """Another site's page cannot read what is here, but it could open all the streams that there may be."""
+    if request.headers.get("sec-fetch-site") not in ("cross-site", "same-site"):
+        return None
+    return web.Response(status=403, text="only the live page itself may ask for this\n", headers=HEADERS)
+
+
+def _json(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(body=orjson.dumps(data), status=status, content_type="application/json", headers=headers)
 
 
 def _plain(row: PoolView | FlowView | ScrapeStats | EndpointSetStats) -> dict[str, Any]:

@@ -239,7 +239,7 @@ def test_a_fault_of_its_own_is_a_message_too(service: Service, monkeypatch: pyte
     service.answers["ListPools"] = pb.ListPoolsResponse(pools=[pb.Pool()])
     result = service.run("pools")
     assert result.exit_code == 1
-    assert result.stderr == "Error: this is a fault of `fairlane ctl`: ZeroDivisionError: division by zero\n"
+    assert result.stderr == "Error: this is a fault of Fairlane's own: ZeroDivisionError: division by zero\n"
 
 
 @pytest.mark.parametrize("arguments", [("watch", "-o", "json"), ("dump", "-")])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 import shlex
 import shutil
@@ -14,6 +16,8 @@ import pytest
 import yaml
 
 from extproc.cli.main import main
+from extproc.cli.stack import envoy_binary
+from extproc.cli.top.choices import HELP
 from extproc.config.load import parse
 from extproc.core.reasons import Reason
 from extproc.engines.dialects import DIALECTS
@@ -62,6 +66,11 @@ def test_every_option_and_value_of_a_command_line_exists(page: Path) -> None:
     for words in commands(page):
         command: click.Command = main
         while isinstance(command, click.Group) and words:
+            parser = command.make_parser(click.Context(command))
+            parser.allow_interspersed_args = False
+            _, words, _ = parser.parse_args(words)  # options of the group itself
+            if not words:
+                break
             found = command.get_command(click.Context(command), words[0])
             assert found is not None, f"fairlane {words}"
             command, words = found, words[1:]
@@ -79,6 +88,17 @@ def test_every_link_to_a_file_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_to_a_heading_leads_to_one(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text()):
+        file = page.parent / target if target else page
+        headings = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE)
+        assert anchor in {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in headings}, (
+            target,
+            anchor,
+        )
 
 
 def test_files_that_the_way_of_a_request_names_exist() -> None:
@@ -145,6 +165,105 @@ def test_the_page_of_engines_names_what_is_read() -> None:
                 short = part[1].removeprefix("tgi_").removeprefix("trtllm_").removeprefix("nv_trt_llm_")
                 short = short.removeprefix("sglang_").removeprefix("dynamo_frontend_")
                 assert short in text, (dialect.name, name, short)
+
+
+OBSERVABILITY = (ROOT / "docs/observability.md").read_text()
+
+
+def section(head: str) -> str:
+    """From the heading of level 2 to the next one."""
+    return OBSERVABILITY.split(f"\n## {head}\n", 1)[1].split("\n## ", 1)[0]
+
+
+def test_the_table_of_metrics_is_what_is_exposed() -> None:
+    """Names as on the page, types and labels, in both directions; the golden file is what Fairlane exposes."""
+    golden = re.findall(r"^(fairlane_\w+) (\w+) (\S+)$", (ROOT / "tests/telemetry/metrics.golden").read_text(), re.M)
+    exposed = {
+        (f"{name}_total" if kind == "counter" else name, kind, labels.replace(",", ", "))
+        for name, kind, labels in golden
+    }
+    rows = re.findall(r"^\| `(fairlane_\w+)` \| (\w+) \| ([a-z, -]+) \| [^|]+ \| [^|]*\|$", section("Metrics"), re.M)
+    assert golden
+    assert len(rows) == len(set(rows))
+    assert set(rows) == exposed
+
+
+def test_pages_name_only_metrics_that_there_are() -> None:
+    golden = re.findall(r"^(fairlane_\w+) (\w+) ", (ROOT / "tests/telemetry/metrics.golden").read_text(), re.M)
+    exposed = {f"{name}_total" if kind == "counter" else name for name, kind in golden}
+    for page in PAGES:
+        for name in re.findall(r"`(fairlane_\w+)[`{]", page.read_text()):
+            assert name in exposed or name == "fairlane_unavailable", (page.name, name)  # a code of Envoy's
+
+
+def events(*folders: str) -> dict[str, set[str]]:
+    """Lines of the log whose event is written out in the code -> their levels."""
+    found: dict[str, set[str]] = {}
+    for file in sorted(file for folder in folders for file in (ROOT / folder).rglob("*.py")):
+        for call in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(call, ast.Call) or not call.args or not isinstance(call.args[0], ast.Constant):
+                continue
+            ways = [call.func.body, call.func.orelse] if isinstance(call.func, ast.IfExp) else [call.func]
+            for way in ways:
+                if isinstance(way, ast.Attribute) and isinstance(way.value, ast.Name) and way.value.id == "log":
+                    level = "error" if way.attr == "exception" else way.attr
+                    found.setdefault(str(call.args[0].value), set()).add(level)
+    return found
+
+
+def test_the_tables_of_log_lines_are_what_telemetry_writes() -> None:
+    rows = re.findall(r"^\| `([a-z_ ]+)` \| ([a-z, ]+) \| .* \|$", section("Logs"), re.M)
+    assert {event: set(levels.split(", ")) for event, levels in rows} == events("extproc/telemetry")
+
+
+def test_the_keys_of_top_are_those_of_its_help() -> None:
+    assert tuple(re.findall(r"^\| (\S.*?) \| (.*?) \|$", section("`fairlane top`"), re.M)[1:]) == HELP
+
+
+def test_attributes_and_events_of_spans_are_those_in_the_code() -> None:
+    written = r"(?:gen_ai|fairlane|server|error)\.[a-z_.]+[a-z]"
+    code = (ROOT / "extproc/telemetry/traces_spans.py").read_text()
+    table = "\n".join(re.findall(r"^\| .* \|$", section("Traces"), re.M))
+    assert set(re.findall(f"`({written})`", table)) == set(re.findall(f'"({written})"', code))
+    spans = code + (ROOT / "extproc/telemetry/traces.py").read_text()
+    for row in re.findall(r"^\| \*fairlane \w+\*.* \| .* \| (.*) \|$", table, re.M):
+        for event in re.findall(r"`(\w+)`", row):
+            assert f'"{event}"' in spans, event
+
+
+def test_reasons_of_lost_spans_are_those_in_the_code() -> None:
+    code = "".join(file.read_text() for file in (ROOT / "extproc/telemetry").glob("traces*.py"))
+    told = set(re.findall(r"^\| `(\w+)` \|", section("Traces").split("### A collector that hangs")[1], re.M)[1:])
+    assert told == set(re.findall(r'dropped\("(\w+)"', code))
+
+
+def test_the_settings_of_the_page_of_observability_are_settings() -> None:
+    blocks = re.findall(r"```yaml\n(telemetry:.*?)```", OBSERVABILITY, re.DOTALL)
+    assert blocks
+    for block in blocks:
+        assert parse('pools: [{name: llama, models: ["*"], endpoints: ["127.0.0.1:8001"]}]\n' + block).telemetry.enabled
+
+
+@pytest.mark.e2e
+def test_envoy_takes_what_the_page_of_observability_gives_it(tmp_path: Path) -> None:
+    config = yaml.safe_load((ROOT / "envoy/envoy.yaml").read_text())
+    tracing, cluster = (
+        yaml.safe_load(block) for block in re.findall(r"```yaml\n((?:tracing|name):.*?)```", OBSERVABILITY, re.DOTALL)
+    )
+    resources = config["static_resources"]
+    resources["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"] |= tracing
+    resources["clusters"].append(cluster)
+    file = tmp_path / "envoy.json"
+    file.write_text(json.dumps(config))
+    command = [str(envoy_binary()), "--mode", "validate", "-c", str(file), "--disable-hot-restart", "-l", "error"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_the_list_of_decisions_has_each_of_them() -> None:
+    folder = ROOT / "docs/decisions"
+    listed = re.findall(r"^- \[.+\]\((.+)\)$", (folder / "README.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(file.name for file in folder.glob("2*.md"))
 
 
 @pytest.mark.slow

@@ -1,197 +1,24 @@
-"""A whole service in the test's process, on free ports, with an engine that has a metrics page and nothing else."""
+"""Start, drain and stop of a whole service, see `service_case`."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import socket
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import grpc
 import pytest
-import pytest_asyncio
-import structlog
-from aiohttp import web
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from service_case import Engine, Run, until
 
 from extproc.admin.records import Author
-from extproc.cli.ports import free_ports
-from extproc.config.load import from_data
 from extproc.edge.wire import ACCESS_LOG_SERVICE, EXT_PROC_SERVICE
-from extproc.pb.wire.v1 import ext_proc_pb2
-from extproc.service import Service, StartError
+from extproc.service import StartError
 
 # One loop for all: grpc's poller outlives the loop that it began on.
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-PAGE = """\
-vllm:num_requests_running{model_name="m"} 0
-vllm:num_requests_waiting{model_name="m"} 0
-"""
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - the other side tells nobody
-            await asyncio.sleep(0.001)
-
-
-class Engine:
-    def __init__(self) -> None:
-        self.port = free_ports(1)[0]
-        self.asked = 0
-        self._runner: web.AppRunner | None = None
-
-    async def start(self) -> None:
-        app = web.Application()
-        app.router.add_get("/{path:.*}", self._page)
-        self._runner = web.AppRunner(app)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
-
-    async def stop(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
-
-    async def _page(self, _: web.Request) -> web.Response:
-        self.asked += 1
-        return web.Response(text=PAGE)
-
-
-class Running:
-    """A service under test and its clients."""
-
-    def __init__(self, engine: Engine, **config: Any) -> None:
-        edge, admin, http = free_ports(3)
-        self.edge, self.admin, self.http = (f"127.0.0.1:{port}" for port in (edge, admin, http))
-        pool = {
-            "name": "sim",
-            "models": ["m"],
-            "endpoints": [f"127.0.0.1:{engine.port}"],
-            "window": {"start": 1, "overtake": 0},
-            # read once, or its window would grow: the page says that there is room
-            "metrics": {"interval": "60s", "idle_interval": "60s", **config.pop("metrics", {})},
-        }
-        self.config = from_data(
-            {
-                "listen": {"ext_proc": self.edge, "admin": self.admin, "http": self.http, **config.pop("listen", {})},
-                "classes": {"default": {"rank": 0, "priority": 0, "max_waiting": 0}},
-                "pools": config.pop("pools", [pool]),
-                **config,
-            }
-        )
-        self.service = Service(self.config)
-        self.stop, self.hurry = asyncio.Event(), asyncio.Event()
-        self.task = asyncio.create_task(self.service.run(self.stop, self.hurry))
-        self.channels = {
-            name: grpc.aio.insecure_channel(at, options=(("grpc.use_local_subchannel_pool", 1),))
-            for name, at in (("edge", self.edge), ("admin", self.admin))
-        }
-        self.session = aiohttp.ClientSession()
-
-    async def get(self, path: str) -> tuple[int, str]:
-        async with self.session.get(f"http://{self.http}{path}") as answer:
-            return answer.status, await answer.text()
-
-    async def ready(self) -> None:
-        """Until it says so, and its engine has been read."""
-        async with asyncio.timeout(5):
-            while True:
-                assert not self.task.done(), self.task
-                try:
-                    if (await self.get("/readyz"))[0] == 200 and self.stance == "fresh":
-                        return
-                except aiohttp.ClientError:
-                    pass
-                await asyncio.sleep(0.001)
-
-    @property
-    def stance(self) -> str:
-        return self.service.pools()[0].endpoints[0].stance.value
-
-    @property
-    def held(self) -> int:
-        return self.service.pools()[0].queued if self.service.serving else 0
-
-    async def health(self, port: str, name: str = "") -> str:
-        stub = health_pb2_grpc.HealthStub(self.channels[port])
-        answer = await stub.Check(health_pb2.HealthCheckRequest(service=name))
-        return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
-
-    def watch(self, port: str) -> AsyncIterator[str]:
-        async def words() -> AsyncIterator[str]:
-            stub = health_pb2_grpc.HealthStub(self.channels[port])
-            async for answer in stub.Watch(health_pb2.HealthCheckRequest(service="")):
-                yield health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
-
-        return words()
-
-    async def request(self) -> Any:
-        message = ext_proc_pb2.ProcessingRequest()
-        for name, value in ((":method", b"POST"), (":path", b"/v1/completions")):
-            message.request_headers.headers.headers.add(key=name, raw_value=value)
-        message.metadata_context.filter_metadata["fairlane.request"].update({"model": "m"})
-        call = self.channels["edge"].stream_stream(f"/{EXT_PROC_SERVICE}/Process")()
-        await call.write(message.SerializeToString())
-        return call
-
-    async def released(self) -> Any:
-        call = await self.request()
-        async with asyncio.timeout(5):
-            answer = ext_proc_pb2.ProcessingResponse.FromString(await call.read())
-        assert answer.dynamic_metadata.fields["fairlane.endpoint"].struct_value["address"]
-        return call
-
-    async def over(self) -> None:
-        """Until `run` has returned."""
-        async with asyncio.timeout(5):
-            await self.task
-
-    async def close(self) -> None:
-        self.stop.set()
-        self.hurry.set()
-        await asyncio.gather(self.task, return_exceptions=True)
-        for channel in self.channels.values():
-            await channel.close()
-        await self.session.close()
-
-
-@pytest.fixture(autouse=True)
-def logs() -> Any:
-    with structlog.testing.capture_logs() as entries:
-        yield entries
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def engine() -> AsyncIterator[Engine]:
-    made = Engine()
-    await made.start()
-    yield made
-    await made.stop()
-
-
-@pytest_asyncio.fixture(loop_scope="session")
-async def run(engine: Engine, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Callable[..., Running]]:
-    made: list[Running] = []
-
-    def start(**config: Any) -> Running:
-        made.append(Running(engine, **config))
-        return made[-1]
-
-    yield start
-    for running in made:
-        await running.close()
-    made.clear()
-    gc.collect()  # servers that could not be started are stopped when they are collected
-    await asyncio.sleep(0)
-    assert [record.message for record in caplog.records if "never retrieved" in record.message] == []
-
-
-Run = Callable[..., Running]
 
 
 # -- serving --------------------------------------------------------------------------------------
@@ -205,7 +32,7 @@ async def test_all_ports_answer(run: Run, logs: list[Any]) -> None:
     assert await it.health("admin") == "SERVING"
     assert await it.get("/healthz") == (200, "ok\n")
     page = (await it.get("/metrics"))[1]
-    assert 'fairlane_endpoint_running{endpoint="127.0.0.1:' in page
+    assert 'fairlane_endpoint_running_requests{endpoint="127.0.0.1:' in page
     assert (
         f'fairlane_dialect_info{{dialect="vllm",endpoint="{it.config.pools[0].endpoints.known[0]}",pool="sim"}} 1.0'
         in page

@@ -64,6 +64,7 @@ def test_up_takes_a_socket_for_the_admin_port_and_says_how_to_reach_it(tmp_path:
         addresses = _of_file(file, Addresses(), simulate=True)
         stack = Stack(StackOptions(addresses=addresses, config_file=file, directory=Path("/run/f")))
         assert f"Operate     fairlane ctl --address {shown} status" in _welcome(stack)
+        assert f"(the live page; in a terminal: fairlane top --address {shown})" in _welcome(stack)
         assert f"admin gRPC unix:{listen}" in _welcome(stack)
         assert addresses.admin == UnixSocket(listen)
 

@@ -71,7 +71,7 @@ async def test_it_is_left_alone_and_taken_again(breaks: bool, tmp_path: Path) ->
             await flowing.more(400)
             failed = len(flowing.answers) - flowing.statuses[200]
             assert 0 < failed < 60  # by load alone it would get two thirds of all
-            assert await rig.metric("fairlane_endpoint_failed_total") == pytest.approx(failed, abs=2)
+            assert await rig.metric("fairlane_endpoint_failed_requests_total") == pytest.approx(failed, abs=2)
             bad.bad = False
             served = f"127.0.0.1:{bad.server.port}"
             before = len(flowing.answers)

@@ -46,5 +46,5 @@ async def test_it_is_closed_and_the_other_one_takes_all_and_it_comes_back(rig: R
     assert [(await task).status for task in stuck] == [200] * len(stuck)
     await rig.books_closed()
     service = next(child for child in rig.stack.children if child.name == "fairlane")
-    told = [line["event"] for line in log_of(service) if "hang" in line["event"]]
-    assert told[0] == "engine hangs: it answers, and makes no progress"
+    told = [line for line in log_of(service) if line["event"] == "endpoint stance changed" and line["endpoint"] == hung]
+    assert (told[0]["stance"], told[0]["level"]) == ("stalled", "warning")

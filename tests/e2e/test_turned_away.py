@@ -136,7 +136,7 @@ async def test_a_stream_that_is_shed_with_status_200_is_not_sent_again(tmp_path:
         assert b'"Service Unavailable"' in answer.body
         assert await said(rig, "stream") == by(first, [200], [])
         await rig.books_closed()
-        assert await rig.metric("fairlane_endpoint_turned_away_total", endpoint=str(rig.engines[first])) == 1
+        assert await rig.metric("fairlane_endpoint_turned_away_requests_total", endpoint=str(rig.engines[first])) == 1
 
 
 async def test_what_fairlane_refuses_is_not_sent_to_any_engine(tmp_path: Path) -> None:
@@ -166,4 +166,4 @@ async def test_without_the_option_the_client_is_told(tmp_path: Path) -> None:
         assert "x-should-retry" not in answer.headers
         assert await said(rig, "told") == by(first, [503], [])
         await rig.books_closed()
-        assert await rig.metric("fairlane_endpoint_turned_away_total", endpoint=str(rig.engines[first])) == 1
+        assert await rig.metric("fairlane_endpoint_turned_away_requests_total", endpoint=str(rig.engines[first])) == 1

@@ -17,7 +17,7 @@ POOL = {"metrics": {"interval": "60s", "idle_interval": "60s"}}
 
 
 async def turned_away(rig: Rig) -> float:
-    return await rig.metric("fairlane_endpoint_turned_away_total", pool="sim")
+    return await rig.metric("fairlane_endpoint_turned_away_requests_total", pool="sim")
 
 
 @pytest.mark.parametrize("way", ["status", "stream"])

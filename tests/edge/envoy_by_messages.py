@@ -198,7 +198,7 @@ class Edge:
             assert driver.scheduler.queued == 0
             assert sum(driver.scheduler.inside.values()) == 0
             assert not driver._waiters
-            assert driver.leaked == 0
+            assert driver.leaked() == 0
 
     def close(self) -> None:
         for driver in self.drivers.values():

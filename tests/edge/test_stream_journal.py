@@ -83,13 +83,13 @@ async def test_a_request_whose_end_is_lost_is_a_leak(start: Start, monkeypatch: 
 
     stream, ticket = await envoy.released()
     other, _ = await envoy.released()
-    assert edge.driver.leaked == 0
+    assert edge.driver.leaked() == 0
     monkeypatch.setattr(scheduler, "apply", fails_at_the_end)
     await stream.end()
-    await until(lambda: edge.driver.leaked == 1)
+    await until(lambda: edge.driver.leaked() == 1)
     monkeypatch.undo()
     await other.end()
     await until(lambda: edge.inside == 1)
-    assert edge.driver.leaked == 1
+    assert edge.driver.leaked() == 1
     edge.driver.end(ticket)  # so that the books can be closed
-    assert edge.driver.leaked == 0
+    assert edge.driver.leaked() == 0

@@ -138,7 +138,18 @@ async def test_it_is_read_only(port: Port) -> None:
     for path in ("/metrics", "/healthz", "/readyz", "/status"):
         async with port.session.post(f"http://127.0.0.1:{port.number}{path}") as answer:
             assert answer.status == 405
-    assert (await port.get("/"))[0] == 404
+
+
+@pytest.mark.parametrize("path", ["/", "/page.css", "/page.js", "/events", "/explain?id=r1"])
+async def test_without_a_page_it_says_so(port: Port, path: str) -> None:
+    status, kind, text = await port.get(path)
+    assert (status, kind) == (404, "text/plain; charset=utf-8")
+    assert "telemetry: {page: true}" in text
+
+
+async def test_what_is_nowhere(port: Port) -> None:
+    assert (await port.get("/page/../../secret"))[0] == 404
+    assert port.http.watchers == 0
 
 
 async def test_a_port_that_is_taken() -> None:

@@ -1,14 +1,21 @@
-"""Logs never hold what clients send: neither in what we say of a request, nor in the story of a fault."""
+"""Logs never hold what clients send: neither in what we say of a request, nor in the story of a fault. What clients may
+call themselves does no harm there, and nor does a reader that goes away."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
+import logging
+import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
+import orjson
 import pytest
 import structlog
 
@@ -38,7 +45,9 @@ def out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     """What has come on standard error. Loggers that keep their first configuration are replaced for the test."""
     for module in (stream_module, driver_module, access_log_module):
         monkeypatch.setattr(module, "log", structlog.get_logger())
+    before = logging.getLogger().handlers[:]
     yield lambda: capsys.readouterr().err
+    logging.getLogger().handlers[:] = before
     structlog.reset_defaults()
 
 
@@ -148,3 +157,164 @@ def test_lines_for_people_have_no_colours_where_there_is_no_terminal(out: Out) -
     logged = out()
     assert "this" in logged
     assert "\x1b" not in logged
+
+
+# -- what clients may call themselves ---------------------------------------------------------------
+
+NASTY = {
+    "line": 'a\n{"event": "forged", "level": "error"}',
+    "line_for_people": "a\n2026-01-01T00:00:00Z [error    ] forged",
+    "other_line_ends": "a\r\x0b\x0c\x1c\x85\u2028\u2029forged",
+    "terminal": "\x1b[31mred\x1b]0;title\x07\x9b31m",
+    "direction": "\u202egnp.exe",
+    "quotes": "'\"\\ tenant=b",
+    "surrogate": "\ud800 and \udfff",
+    "emoji": "\U0001f600",
+    "zero": "\x00\x08\x7f",
+    "long": "n" * 10_000,
+}
+
+
+@pytest.mark.parametrize("name", NASTY.values(), ids=NASTY.keys())
+@pytest.mark.parametrize("where", ["value", "inside", "event", "exception"])
+@pytest.mark.parametrize("as_json", [True, False], ids=["json", "console"])
+def test_no_name_forges_a_line_or_drives_the_terminal(out: Out, as_json: bool, where: str, name: str) -> None:
+    set_up("info", json=as_json)
+    log = structlog.get_logger()
+    if where == "value":
+        log.info("this", tenant=name)
+    elif where == "inside":
+        log.info("this", tenants={name: [name, {"deep": (name,)}]})
+    elif where == "event":
+        log.info(name)
+    else:
+        try:
+            raise ValueError(name)
+        except ValueError:
+            log.exception("that")
+    logged = out()
+    assert logged.endswith("\n")
+    lines = logged[:-1].split("\n")
+    assert all(line.isprintable() for line in lines)
+    logged.encode()  # no lone surrogate
+    if as_json:
+        (line,) = lines
+        fields = orjson.loads(line)  # strict: refuses lone surrogates
+        assert fields["event"] in ("this", "that") or where == "event"
+        if where == "value" and "\ud800" not in name:
+            assert fields["tenant"] == name
+    elif where == "exception":
+        assert all(line.startswith("  ") for line in lines[1:])
+        assert sum(name[:1] == line[:1] for line in lines) <= 1
+    else:
+        assert len(lines) == 1
+
+
+def test_a_surrogate_is_written_out(out: Out) -> None:
+    for as_json in (True, False):
+        set_up("info", json=as_json)
+        structlog.get_logger().info("this", tenant="a\ud800b")
+        logged = out()
+        assert ("a\\\\ud800b" if as_json else "a\\ud800b") in logged
+
+
+def test_a_value_with_an_equals_sign_is_quoted_for_people(out: Out) -> None:
+    set_up("info", json=False)
+    structlog.get_logger().info("this", tenant="a outcome=released")
+    assert "tenant='a outcome=released'" in out()
+
+
+# -- libraries --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("as_json", [True, False], ids=["json", "console"])
+def test_what_libraries_say_comes_the_same_way(out: Out, monkeypatch: pytest.MonkeyPatch, as_json: bool) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's own do not bear a format that does not fit
+    set_up("debug", json=as_json)
+    set_up("debug", json=as_json)  # again: still one line each
+    library = logging.getLogger("some.library")
+    library.info("what a client sent: %s", SECRETS[0])
+    library.warning("odd: %s", "a\n\x1b[31mb")
+    library.warning("does not fit: %s %s", 1)
+    try:
+        raise ValueError("cause")
+    except ValueError:
+        library.exception("failed")
+    logged = out()
+    assert SECRETS[0] not in logged
+    assert "\x1b" not in logged
+    if not as_json:
+        assert [line.split("] ")[1].split("  ")[0] for line in logged.splitlines() if line[:1] != " "] == [
+            "odd: a\\n\\x1b[31mb",
+            "does not fit: %s %s",
+            "failed",
+        ]
+        return
+    first, second, third = (json.loads(line) for line in logged.splitlines())
+    assert (first["event"], first["level"], first["logger"]) == ("odd: a\n\x1b[31mb", "warning", "some.library")
+    assert second["event"] == "does not fit: %s %s"
+    assert (third["level"], third["exception"][0]["exc_value"]) == ("error", "cause")
+
+
+# -- nobody reads -----------------------------------------------------------------------------------
+
+WRITES = """
+import os, resource, sys
+import structlog
+from extproc.telemetry.logs import set_up
+set_up("info", json={json})
+log = structlog.get_logger()
+sys.stdin.readline()  # until the reader has gone
+for number in range(6_000):
+    log.info("this", number=number, tenant="t" * 100)
+    try:
+        1 / 0
+    except ZeroDivisionError:
+        if number % 500 == 0:
+            log.exception("that")
+    if number == 1_000:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+os.fstat(2)  # something is there: nothing that is opened later has this number
+print("went on", "and grew" if grown > 2_000 else "")
+"""
+
+
+@pytest.mark.parametrize("as_json", [True, False], ids=["json", "console"])
+@pytest.mark.parametrize("stderr", ["reader gone", "closed", "full"])
+def test_it_goes_on_when_nobody_reads(stderr: str, as_json: bool) -> None:
+    """The reader of a pipe has ended; there was no standard error from the start; the disk is full."""
+    command = [sys.executable, "-c", WRITES.format(json=as_json)]
+    if stderr == "closed":
+        command = ["sh", "-c", 'exec "$0" "$@" 2>&-', *command]
+    read_end, write_end = os.pipe()
+    with Path("/dev/full").open("wb") as full:
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=full if stderr == "full" else write_end,
+            text=True,
+        )
+    os.close(write_end)
+    os.close(read_end)
+    try:
+        told, _ = child.communicate("go\n", timeout=60)
+    finally:
+        child.kill()
+        child.wait()
+    assert told.strip() == "went on"
+    assert child.returncode == 0
+
+
+def test_a_terminal_that_has_no_such_letters() -> None:
+    code = 'import structlog; from extproc.telemetry.logs import set_up; set_up("info", json=False)\n'
+    code += 'structlog.get_logger().info("this", tenant="\\u00e9\\U0001f600\\ud800")'
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONIOENCODING": "ascii:strict"},
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    assert b"tenant=\\xe9\\U0001f600\\ud800" in done.stderr

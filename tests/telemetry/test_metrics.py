@@ -4,6 +4,7 @@ that follow from what was told."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,16 +13,21 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
 
+from extproc.config.telemetry import TenantSeries
 from extproc.core.events import Evict, Refuse, Release, Settled
-from extproc.core.model import Source
+from extproc.core.explanation import Hold
+from extproc.core.fairness import Fairness
+from extproc.core.model import Source, Traffic
 from extproc.core.priority import PriorityWay
 from extproc.core.reasons import Reason
 from extproc.core.view import ClassView, PoolView
 from extproc.core.windows import Stance, WindowView
-from extproc.telemetry.metrics import ConfigurationStats, EndpointSetStats, Metrics, ScrapeStats
+from extproc.telemetry.metrics import ConfigurationStats, EndpointSetStats, Metrics, ScrapeStats, Sources
 
 GOLDEN = Path(__file__).with_name("metrics.golden")
+FAIRNESS = ("fairlane_class_tag_spread", "fairlane_class_jain_index", "fairlane_class_competing_tenants")
 
 READ = WindowView(
     "10.0.0.1:8000",
@@ -38,8 +44,37 @@ READ = WindowView(
     turned_away=4,
     prefix_queries=100.0,
     prefix_hits=25.0,
+    failed=3,
+    queue_target=3.0,
+    limit=9.5,
+    floor=9.0,
 )
 UNREAD = WindowView("10.0.0.2:8000", Stance.STARTING, 8.0, 0, 0, None, None, None, None, None, None)
+INTERACTIVE = ClassView(
+    "interactive",
+    0,
+    queued=2,
+    in_flight=4,
+    tenants=3,
+    queued_cost=640.0,
+    queued_tokens=512.0,
+    released_tokens=2048.0,
+    prompt_tokens=900,
+    cached_tokens=300,
+    output_tokens=150,
+    hold="window",
+    closed_gates={"max_tpot": 1, "max_kv_usage": 0},
+    limits={
+        "max_queued_requests": 100,
+        "max_queued_bytes": 1_000_000,
+        "max_queued_tokens": 50_000,
+        "max_in_flight_slots": 64,
+        "max_waiting_requests": 3,
+        "queue_timeout_seconds": 60.0,
+        "min_share_ratio": 0.02,
+    },
+)
+BATCH = ClassView("batch", 1, 3, 3, 1, limits={"max_queued_requests": 10, "queue_timeout_seconds": 300.0})
 POOL = PoolView(
     "sim",
     queued=5,
@@ -47,10 +82,13 @@ POOL = PoolView(
     in_flight=7,
     known=13,
     releases_per_s=1.5,
-    classes=(ClassView("interactive", 0, 2, 4, 3), ClassView("batch", 1, 3, 3, 1)),
+    classes=(INTERACTIVE, BATCH),
     endpoints=(READ, UNREAD),
     counts={"usage": 1, "page": 0},
+    since_release_s=4.5,
+    limits={"max_queued_requests": 20_000, "max_queued_bytes": 2**31},
 )
+IDLE = PoolView("other", 0, 0, 0, 0, 0.0, (ClassView("default", 0, 0, 0, 0),), (), traffic=Traffic.PAUSED)
 SCRAPERS = [
     ScrapeStats("sim", "10.0.0.1:8000", "vllm", 40, {"timeout": 2, "refused": 0}, 0.0125, PriorityWay(header=True)),
     ScrapeStats("sim", "10.0.0.2:8000", "unknown", 0, {}, 0.0, PriorityWay(body=True, high_first=True)),
@@ -59,23 +97,59 @@ SETS = [EndpointSetStats("sim", endpoints=2, failures=3, age_s=0.5), EndpointSet
 
 
 CONFIGURATION = ConfigurationStats(
-    revision=7, overrides=3, file_good=False, state_read_only=True, expiries_failed=1, outcomes={"ok": 6, "ABORTED": 1}
+    revision=7,
+    overrides=3,
+    file_good=False,
+    state_read_only=True,
+    expiries_failed=1,
+    outcomes={"ok": 6, "ABORTED": 1},
+    loaded_at=1.8e9,
+)
+SOURCES = Sources(
+    pools=lambda: [POOL, IDLE],
+    scrapers=lambda: SCRAPERS,
+    sets=lambda: SETS,
+    open_streams=lambda: 12,
+    observers=lambda: [POOL],
+    configuration=lambda: CONFIGURATION,
+    fairness=lambda: {
+        "sim": {"interactive": Fairness(3, 0.75, 1234.5)},
+        "gone": {"interactive": Fairness(2, 1.0, 0.0)},
+    },
+    objectives=lambda: {"interactive": 5.0},
+    leaked=lambda: {"sim": 2},
+    modes=lambda: {"sim": "enforce", "other": "observe"},
+    held_of=lambda pool, tenant: 2 if (pool, tenant) == ("sim", "tenant-a") else 0,
+    page_watchers=lambda: 6,
 )
 
 
 def filled() -> Metrics:
     """One of everything that can be told."""
     metrics = Metrics("1.2.3")
-    metrics.watch(lambda: [POOL], lambda: SCRAPERS, lambda: SETS, lambda: 12, lambda: [POOL], lambda: CONFIGURATION)
+    metrics.watch(SOURCES)
+    metrics.configure(TenantSeries(top=0, names=["tenant-a"]))
+    tell(metrics)
+    metrics.fault("stream")
+    metrics.lines_left_out("slow", 7)
+    metrics.spans_dropped("queue_full", 9)
+    metrics.loop_lag(0.02)
+    metrics.loop_lag(-0.001)
+    return metrics
+
+
+def tell(metrics: Metrics) -> None:
+    """Of requests."""
     metrics.effects(
         "sim",
         [
             Release("1", "10.0.0.1:8000", 0, "tenant-a", "interactive", 0.25),
-            Release("2", "10.0.0.1:8000", 0, "tenant-b", "interactive", 0.75),
+            Release("2", "10.0.0.1:8000", 1_000_001, "tenant-b", "interactive", 0.75),
             Refuse("3", Reason.QUEUE_TIMEOUT, "why", 1, "tenant-a", "batch", 90.0),
             Settled("1", "tenant-a", "interactive", Source.USAGE, 120.0, 100.0),
             Settled("2", "tenant-a", "interactive", Source.USAGE, 0.5, 100.0),
             Settled("4", "tenant-a", "interactive", Source.ERROR, 0.0, 100.0),
+            Settled("6", "tenant-b", "batch", Source.TIME, 10.0, 20.0),
         ],
     )
     metrics.cancelled("sim")
@@ -90,10 +164,8 @@ def filled() -> Metrics:
     metrics.untracked()
     metrics.body_edit("edited")
     metrics.clamped()
-    metrics.fault("stream")
     metrics.access_log("matched")
     metrics.choice_ignored("sim")
-    return metrics
 
 
 def ours(metrics: Metrics) -> list[Metric]:
@@ -134,10 +206,11 @@ def test_units_stand_in_the_names_as_prometheus_wants_them() -> None:
         assert family.documentation
 
 
-def test_no_label_comes_from_a_client() -> None:
-    text = generate_latest(filled().registry).decode()
-    assert "tenant-" not in text
-    assert 'ticket="' not in text
+def test_no_label_comes_from_a_client_but_the_tenants_that_are_named() -> None:
+    for sample in (sample for family in ours(filled()) for sample in family.samples):
+        assert "ticket" not in sample.labels
+        assert ("tenant" in sample.labels) == sample.name.startswith("fairlane_tenant_")
+        assert sample.labels.get("tenant", "other") in {"tenant-a", "other"}
 
 
 def test_what_happened_is_counted() -> None:
@@ -154,7 +227,7 @@ def test_what_happened_is_counted() -> None:
     assert seen["fairlane_ignored_choices_total", "sim"] == 1
     assert seen["fairlane_endpoint_prefix_query_tokens_total", "10.0.0.1:8000", "sim"] == 100
     assert seen["fairlane_endpoint_prefix_hit_tokens_total", "10.0.0.1:8000", "sim"] == 25
-    assert seen["fairlane_endpoint_turned_away_total", "10.0.0.1:8000", "sim"] == 4
+    assert seen["fairlane_endpoint_turned_away_requests_total", "10.0.0.1:8000", "sim"] == 4
     assert seen["fairlane_priority_told_info", "10.0.0.1:8000", "low", "sim", "header"] == 1
     assert seen["fairlane_priority_told_info", "10.0.0.2:8000", "high", "sim", "body"] == 1
     assert seen["fairlane_endpoints", "sim"] == 2
@@ -198,12 +271,23 @@ def test_what_is_is_read_at_the_scrape() -> None:
     seen = values(filled())
     assert seen["fairlane_build_info", "1.2.3"] == 1
     assert seen["fairlane_held_requests", "batch", "sim"] == 3
-    assert seen["fairlane_class_in_flight", "interactive", "sim"] == 4
+    assert seen["fairlane_held_tokens", "interactive", "sim"] == 512
+    assert seen["fairlane_held_cost", "interactive", "sim"] == 640
+    assert seen["fairlane_released_tokens_total", "interactive", "sim"] == 2048
+    assert seen["fairlane_class_in_flight_slots", "interactive", "sim"] == 4
+    kinds = {
+        kind: seen["fairlane_settled_tokens_total", "interactive", kind, "sim"]
+        for kind in ("prompt", "cached", "output")
+    }
+    assert kinds == {"prompt": 900, "cached": 300, "output": 150}
+    assert seen["fairlane_page_watchers",] == 6
+    assert seen["fairlane_config_loaded_timestamp_seconds",] == 1.8e9
     assert seen["fairlane_flows", "interactive", "sim"] == 3
     assert seen["fairlane_held_bytes", "sim"] == 5000
     endpoint = {
-        "in_flight": 7, "foreign": 2, "capacity": 12.5, "tpot_window": 9, "tpot_seconds": 0.05, "running": 8,
-        "waiting": 1, "kv_usage_ratio": 0.25, "scrape_age_seconds": 0.125,
+        "in_flight_slots": 7, "foreign_requests": 2, "capacity_slots": 12.5, "queue_target_requests": 3,
+        "limit_slots": 9.5, "room_slots": 0.5, "at_floor": 1, "tpot_window_slots": 9, "tpot_seconds": 0.05,
+        "running_requests": 8, "waiting_requests": 1, "kv_usage_ratio": 0.25, "scrape_age_seconds": 0.125,
     }  # fmt: skip
     for name, value in endpoint.items():
         assert seen[f"fairlane_endpoint_{name}", "10.0.0.1:8000", "sim"] == value
@@ -216,17 +300,147 @@ def test_what_is_is_read_at_the_scrape() -> None:
 def test_what_is_not_known_is_absent_and_not_zero() -> None:
     names = {name for name, *labels in values(filled()) if "10.0.0.2:8000" in labels}
     assert names == {
-        "fairlane_endpoint_in_flight",
-        "fairlane_endpoint_foreign",
-        "fairlane_endpoint_capacity",
+        "fairlane_endpoint_in_flight_slots",
+        "fairlane_endpoint_foreign_requests",
+        "fairlane_endpoint_capacity_slots",
+        "fairlane_endpoint_queue_target_requests",
+        "fairlane_endpoint_limit_slots",
+        "fairlane_endpoint_room_slots",
         "fairlane_endpoint_stance",
         "fairlane_scrapes_total",
         "fairlane_scrape_duration_seconds",
         "fairlane_dialect_info",
-        "fairlane_endpoint_failed_total",
-        "fairlane_endpoint_turned_away_total",
+        "fairlane_endpoint_failed_requests_total",
+        "fairlane_endpoint_turned_away_requests_total",
         "fairlane_priority_told_info",
     }
+
+
+def test_limits_that_are_not_set_are_absent() -> None:
+    seen = values(filled())
+    limits = {
+        name.removeprefix("fairlane_class_"): value
+        for (name, *labels), value in seen.items()
+        if labels == ["interactive", "sim"]
+    }
+    assert {name: limits[name] for name in INTERACTIVE.limits} == INTERACTIVE.limits
+    assert seen["fairlane_class_wait_objective_seconds", "interactive", "sim"] == 5
+    names = {f"fairlane_class_{name}" for name in (*INTERACTIVE.limits, "wait_objective_seconds")}
+    of_batch = {name for name, *labels in seen if labels == ["batch", "sim"] and name in names}
+    assert of_batch == {"fairlane_class_max_queued_requests", "fairlane_class_queue_timeout_seconds"}
+    assert seen["fairlane_pool_max_queued_requests", "sim"] == 20_000
+    assert seen["fairlane_pool_max_queued_bytes", "sim"] == 2**31
+    assert ("fairlane_pool_max_queued_requests", "other") not in seen
+
+
+def test_what_holds_a_class() -> None:
+    seen = values(filled())
+    holds = {hold.value: seen["fairlane_class_hold", "interactive", hold.value, "sim"] for hold in Hold}
+    assert holds == {**dict.fromkeys(holds, 0), "window": 1}
+    assert {seen["fairlane_class_hold", "batch", hold.value, "sim"] for hold in Hold} == {0}
+    gates = {key[1:]: value for key, value in seen.items() if key[0] == "fairlane_class_gate_closed_endpoints"}
+    assert gates == {("interactive", "max_tpot", "sim"): 1, ("interactive", "max_kv_usage", "sim"): 0}
+    assert seen["fairlane_queue_stalled_seconds", "sim"] == 4.5
+    assert seen["fairlane_queue_stalled_seconds", "other"] == 0  # nothing waits
+
+
+def test_how_fair_it_is_where_two_compete() -> None:
+    seen = values(filled())
+    found = {key: value for key, value in seen.items() if key[0] in FAIRNESS}
+    assert found == {
+        ("fairlane_class_tag_spread", "interactive", "sim"): 1234.5,
+        ("fairlane_class_jain_index", "interactive", "sim"): 0.75,
+        ("fairlane_class_competing_tenants", "interactive", "sim"): 3,
+    }
+
+
+def test_what_pools_are() -> None:
+    seen = values(filled())
+    infos = {key[1:] for key in seen if key[0] == "fairlane_pool_info"}  # mode, pool, traffic
+    assert infos == {("enforce", "sim", "open"), ("observe", "other", "paused")}
+    assert seen["fairlane_leaked_slots", "sim"] == 2
+    assert ("fairlane_leaked_slots", "other") not in seen
+
+
+def test_estimates_are_held_against_what_was_counted() -> None:
+    """Of usage: 100 / 120 and 100 / 0.5; not of an error, whose cost is 0, nor of what was told by time."""
+    seen = values(filled())
+    name = "fairlane_estimate_ratio"
+    assert seen[f"{name}_count", "interactive", "sim"] == 2
+    assert seen[f"{name}_sum", "interactive", "sim"] == pytest.approx(100 / 120 + 200)
+    assert seen[f"{name}_bucket", "interactive", "0.8", "sim"] == 0
+    assert seen[f"{name}_bucket", "interactive", "0.9", "sim"] == 1
+    assert seen[f"{name}_bucket", "interactive", "10.0", "sim"] == 1
+    assert seen[f"{name}_count", "batch", "sim"] == 0
+
+
+def test_priorities_that_were_told() -> None:
+    seen = values(filled())
+    assert seen["fairlane_released_priority_total", "interactive", "sim", "0"] == 1
+    assert seen["fairlane_released_priority_total", "interactive", "sim", "1000001"] == 1
+
+
+def test_by_tenant_only_those_that_are_named() -> None:
+    seen = values(filled())
+    assert seen["fairlane_tenant_released_requests_total", "sim", "tenant-a"] == 1
+    assert seen["fairlane_tenant_released_requests_total", "sim", "other"] == 1
+    assert seen["fairlane_tenant_refused_requests_total", "sim", "tenant-a"] == 1
+    assert seen["fairlane_tenant_settled_cost_total", "sim", "tenant-a"] == 120.5
+    assert seen["fairlane_tenant_settled_cost_total", "sim", "other"] == 10
+    assert seen["fairlane_tenant_queue_wait_seconds_total", "sim", "tenant-a"] == 90.25
+    held = {key[1:]: value for key, value in seen.items() if key[0] == "fairlane_tenant_held_requests"}
+    assert held == {("sim", "tenant-a"): 2}
+
+
+def test_of_telemetry_itself() -> None:
+    seen = values(filled())
+    assert seen["fairlane_log_lines_left_out_total", "slow"] == 7
+    assert seen["fairlane_spans_dropped_total", "queue_full"] == 9
+    assert seen["fairlane_loop_lag_seconds_count",] == 2
+    assert seen["fairlane_loop_lag_seconds_sum",] == pytest.approx(0.02)  # a timer that is early is not late
+    assert seen["fairlane_loop_lag_seconds_bucket", "0.01"] == 1
+    assert seen["fairlane_loop_lag_seconds_bucket", "0.025"] == 2
+
+
+def test_where_telemetry_is_off_nothing_of_requests_is_counted() -> None:
+    metrics = Metrics("1", enabled=False)
+    before = values(metrics)
+    tell(metrics)
+    metrics.fault("stream")
+    after = values(metrics)
+    assert after.pop(("fairlane_faults_total", "stream")) == 1
+    del before["fairlane_faults_total", "stream"]
+    assert after == before
+
+
+def test_what_cannot_be_read_does_not_take_the_rest_of_the_page_with_it() -> None:
+    def broken() -> list[PoolView]:
+        raise RuntimeError("no view")
+
+    metrics = filled()
+    metrics.watch(replace(SOURCES, pools=broken))
+    with capture_logs() as lines:
+        seen = values(metrics)
+        assert seen["fairlane_released_requests_total", "interactive", "sim"] == 2
+        assert seen["fairlane_scrapes_total", "10.0.0.1:8000", "sim"] == 40
+        assert ("fairlane_held_bytes", "sim") not in seen
+        seen = values(metrics)
+        assert values(metrics)["fairlane_faults_total", "telemetry"] - seen["fairlane_faults_total", "telemetry"] == 1
+    assert [(line["event"], line["part"]) for line in lines] == [("metrics_not_read", "views")]  # once
+    metrics.watch(SOURCES)
+    assert ("fairlane_held_bytes", "sim") in values(metrics)
+
+
+def test_the_hard_cap_on_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is counted stays; what is read last is left out, and that is counted."""
+    metrics = filled()
+    kept = sum(len(family.samples) for family in metrics.collect()) - 100
+    monkeypatch.setattr("extproc.telemetry.metrics.metrics.MOST_SAMPLES", kept)
+    families = list(metrics.collect())
+    assert sum(len(family.samples) for family in families) == kept + 1
+    left_out = families[-1].samples[0]
+    assert (left_out.name, left_out.value) == ("fairlane_series_left_out_total", 99)
+    assert values(metrics)["fairlane_settled_requests_total", "interactive", "sim", "error"] == 1
 
 
 def test_the_stance_is_one_of_all() -> None:
@@ -238,7 +452,14 @@ def test_the_stance_is_one_of_all() -> None:
 
 def test_before_anything_has_happened() -> None:
     """An alert on faults needs a zero to start from."""
-    assert values(Metrics("1.2.3")) == {
+    seen = values(Metrics("1.2.3"))
+    lag = [key for key in seen if key[0].startswith("fairlane_loop_lag_seconds")]
+    assert {seen.pop(key) for key in lag} == {0}
+    refused = {key[1] for key in seen if key[0] == "fairlane_refused_requests_total"}
+    assert refused == {reason.code for reason in Reason}
+    passed = [key for key in seen if key[0] in ("fairlane_passed_requests_total", "fairlane_refused_requests_total")]
+    assert {seen.pop(key) for key in passed} == {0}
+    assert seen == {
         ("fairlane_build_info", "1.2.3"): 1,
         ("fairlane_clamped_requests_total",): 0,
         ("fairlane_faults_total", "stream"): 0,
@@ -249,8 +470,11 @@ def test_before_anything_has_happened() -> None:
         ("fairlane_faults_total", "observer"): 0,
         ("fairlane_faults_total", "configuration"): 0,
         ("fairlane_faults_total", "token_file"): 0,
+        ("fairlane_faults_total", "telemetry"): 0,
         ("fairlane_untracked_requests_total",): 0,
         ("fairlane_open_streams",): 0,
+        ("fairlane_page_watchers",): 0,
+        ("fairlane_series_left_out_total",): 0,
     }
 
 

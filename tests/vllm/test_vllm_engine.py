@@ -330,7 +330,7 @@ async def test_it_sheds_a_burst(engine: VllmServer, figures: Figures, tmp_path: 
         await rig.books_closed()
         shed = len(errors) + len(refused)
         assert await rig.metric("fairlane_settled_requests_total", source="error") == shed
-        assert await rig.metric("fairlane_endpoint_turned_away_total") == shed
+        assert await rig.metric("fairlane_endpoint_turned_away_requests_total") == shed
         assert await rig.metric("fairlane_settled_requests_total", source="usage") == len(served)
         assert await rig.metric("fairlane_settled_cost_total") == pytest.approx(len(served) * (64 + 2 * 40))
         # it takes others again

@@ -155,7 +155,7 @@ class Command(click.Command):
         except (click.ClickException, click.exceptions.Exit):
             raise
         except Exception as error:  # a fault of ours, and a traceback would not help who reads it
-            raise Failure(f"this is a fault of `fairlane ctl`: {type(error).__name__}: {error}") from error
+            raise Failure(f"this is a fault of Fairlane's own: {type(error).__name__}: {error}") from error
         finally:
             if session is not None:
                 with contextlib.suppress(Exception):

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import Any
 
 from extproc.core.model import Request, Sample, WindowPolicy
 from extproc.core.windows.base import MOST_PACE_S, Window
@@ -46,7 +46,7 @@ from extproc.core.windows.inside import Inside, TokenClock
 from extproc.core.windows.kv_account import KvAccount
 from extproc.core.windows.latency import Latency
 from extproc.core.windows.prefill import LIMITS, START_LIMIT, Answers, Prefill
-from extproc.core.windows.view import Hold, Stance, WindowView
+from extproc.core.windows.view import Hold, Stance
 
 _FRESH, _OUTAGE = Stance.FRESH, Stance.OUTAGE
 _OUTAGE_SHARE = 0.8
@@ -293,21 +293,20 @@ class Adaptive(Window):
         self.pace_s = pace
         self._clock.set_pace(pace, now)
 
-    def view(self, now: float, q: float = 0.0) -> WindowView:
+    def _parts(self, now: float) -> dict[str, Any]:
         latency, kv, prefill = self.latency, self.kv, self.prefill
-        return replace(
-            super().view(now, q),
-            floor=self._floor(),
-            tpot_window=None if latency.window == math.inf else latency.window,
-            margin=latency.margin,
-            itl_s=latency.itl_s,
-            decoding=latency.decoding,
-            prefill_s=latency.prompt_s,
-            below_step=latency.below_step,
-            prefill_limit=prefill.limit,
-            unanswered=prefill.requests,
-            unanswered_tokens=prefill.tokens,
-            answers=prefill.in_use.value,
-            kv_expected=None if kv.capacity is None else kv.expected(now),
-            kv_ceiling=kv.ceiling,
-        )
+        return {
+            "floor": self._floor(),
+            "tpot_window": None if latency.window == math.inf else latency.window,
+            "margin": latency.margin,
+            "itl_s": latency.itl_s,
+            "decoding": latency.decoding,
+            "prefill_s": latency.prompt_s,
+            "below_step": latency.below_step,
+            "prefill_limit": prefill.limit,
+            "unanswered": prefill.requests,
+            "unanswered_tokens": prefill.tokens,
+            "answers": prefill.in_use.value,
+            "kv_expected": None if kv.capacity is None else kv.expected(now),
+            "kv_ceiling": kv.ceiling,
+        }

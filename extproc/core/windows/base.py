@@ -48,7 +48,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from extproc.core.model import Gates, Outage, Request, Sample, WindowPolicy
 from extproc.core.windows.backoff import FAILED, REFUSED, Backoff
@@ -548,6 +548,10 @@ class Window:
     ) -> None:
         """From a page, its predecessor and what changed. `own_then`: ours when the page was asked for."""
 
+    def _parts(self, now: float) -> dict[str, Any]:  # noqa: ARG002 - for subclasses
+        """What only this controller has to show, by field of `WindowView`."""
+        return {"tpot_window": None}
+
     def view(self, now: float, q: float = 0.0) -> WindowView:
         """`q`: the standing queue to tell the limit for."""
         last, stance = self._last, self.stance(now)
@@ -557,7 +561,6 @@ class Window:
             capacity=self.capacity,
             foreign=self.foreign,
             in_flight=self.in_flight,
-            tpot_window=None,
             tpot_s=self.tpot_s,
             running=None if last is None else last.running,
             waiting=None if last is None else last.waiting,
@@ -574,4 +577,5 @@ class Window:
             turned_away_limit=None if self._turned_away.most == math.inf else self._turned_away.most,
             queue_target=q,
             limit=self._limit_in(q, stance) if self._usable(stance) and self.left_until <= now else 0.0,
+            **self._parts(now),
         )

@@ -20,12 +20,12 @@ a long prefill in them hold it far below what the engine can do; KV is known onl
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 from extproc.core.model import Sample
 from extproc.core.windows.base import Window
 from extproc.core.windows.change import Change
-from extproc.core.windows.view import Hold, Stance, WindowView
+from extproc.core.windows.view import Hold, Stance
 
 _KV_HOLD_S = 10.0
 
@@ -103,5 +103,5 @@ class First(Window):
     def _slow(self) -> bool:
         return self.tpot_s is not None and self.tpot_s > self.policy.max_tpot_s
 
-    def view(self, now: float, q: float = 0.0) -> WindowView:
-        return replace(super().view(now, q), floor=self._floor(), tpot_window=self._tpot_window)
+    def _parts(self, _now: float) -> dict[str, Any]:
+        return {"floor": self._floor(), "tpot_window": self._tpot_window}

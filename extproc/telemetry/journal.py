@@ -1,0 +1,157 @@
+"""What the edge tells of single requests, handed on to those that write it down: log, spans, changes of state.
+
+It is called for each event of each pool, five to eight times for a request, so it does nothing itself, and asks
+nobody for whom there is nothing in the event. A part that
+fails does no harm to the others, and none to the edge: that is counted, and told once a minute at most.
+
+Implements the edge's `Journal` by its structure; parts of one layer do not import each other.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import structlog
+
+from extproc.core.events import Arrive, Effect, End, Event, Scraped, ScrapeFailed
+from extproc.core.reasons import Reason
+from extproc.core.scheduler import Scheduler
+
+log = structlog.get_logger()
+
+FAULT = "telemetry"
+_TOLD_EVERY_S = 60.0
+_PAGES = (Scraped, ScrapeFailed)
+
+
+class Origin(Protocol):
+    """Where a request comes from, as far as its scheduler is not told."""
+
+    @property
+    def traceparent(self) -> str:
+        """W3C Trace Context; empty: it has none."""
+
+    @property
+    def tracestate(self) -> str: ...
+
+    @property
+    def model(self) -> str | None:
+        """As the client said."""
+
+    @property
+    def path(self) -> str:
+        """Without its query."""
+
+    @property
+    def stream(self) -> bool: ...
+
+
+class Requests(Protocol):
+    """Lines of single requests, see `request_log`. It is told of arrivals, ends, and whatever has effects."""
+
+    def seen(self, scheduler: Scheduler, event: Event, now: float, effects: Sequence[Effect]) -> None: ...
+
+    def denied(self, reason: Reason, message: str, model: str | None) -> None: ...
+
+
+class Changes(Protocol):
+    """Lines of changes of state, see `change_log`."""
+
+    def page(self, scheduler: Scheduler, endpoint: str, now: float) -> None: ...
+
+
+class Tracer(Protocol):
+    """Spans, see `traces`."""
+
+    def begin(self, request_id: str, origin: Origin, /) -> None: ...
+
+    def seen(self, scheduler: Scheduler, event: Event, now: float, effects: Sequence[Effect]) -> None: ...
+
+
+class Journal:
+    """`wake` is called for every event, before all else. Nothing here raises."""
+
+    def __init__(
+        self,
+        wake: Callable[[], None],
+        requests: Requests | None,
+        changes: Changes | None,
+        tracer: Tracer | None,
+        fault: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+        decided: Callable[[str, Sequence[Effect]], None] | None = None,
+    ) -> None:
+        """None: nobody wants it. `fault`: counts one, `FAULT`. `decided`: is told of all effects, with the
+        name of the pool, see `history`."""
+        self.tracing = tracer is not None
+        self._wake = wake
+        self._requests = requests
+        self._changes = changes
+        self._tracer = tracer
+        self._fault = fault
+        self._clock = clock
+        self._decided = decided
+        self._told_at = -math.inf
+        self._untold = 0
+
+    def begin(self, request_id: str, origin: Origin) -> None:
+        """A request is about to arrive at its scheduler."""
+        if self._tracer is not None:
+            try:
+                self._tracer.begin(request_id, origin)
+            except Exception:
+                self._failed("traces")
+
+    def seen(self, scheduler: Scheduler, event: Event, now: float, effects: Sequence[Effect]) -> None:
+        """A scheduler has taken in an event. It is only read."""
+        kind: type = type(event)
+        page = event if isinstance(event, _PAGES) else None
+        if page is None or scheduler.requests:  # engines are read while nothing happens, too
+            self._woken()
+        if effects and self._decided is not None:
+            try:
+                self._decided(scheduler.policy.name, effects)
+            except Exception:
+                self._failed("history")
+        if self._requests is not None and (effects or kind is Arrive or kind is End):
+            try:
+                self._requests.seen(scheduler, event, now, effects)
+            except Exception:
+                self._failed("request_log")
+        if self._tracer is not None:
+            try:
+                self._tracer.seen(scheduler, event, now, effects)
+            except Exception:
+                self._failed("traces")
+        if page is not None and self._changes is not None:
+            try:
+                self._changes.page(scheduler, page.endpoint, now)
+            except Exception:
+                self._failed("change_log")
+
+    def denied(self, reason: Reason, message: str, model: str | None) -> None:
+        """A request was refused before it reached a scheduler."""
+        self._woken()
+        if self._requests is not None:
+            try:
+                self._requests.denied(reason, message, model)
+            except Exception:
+                self._failed("request_log")
+
+    def _woken(self) -> None:
+        try:
+            self._wake()
+        except Exception:
+            self._failed("sampler")
+
+    def _failed(self, part: str) -> None:
+        self._fault(FAULT)
+        now = self._clock()
+        if now - self._told_at < _TOLD_EVERY_S:
+            self._untold += 1
+            return
+        log.exception("telemetry_fault", part=part, untold=self._untold)
+        self._told_at, self._untold = now, 0

@@ -1,0 +1,190 @@
+"""The journal hands each event on to those that want it, and no fault of theirs comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from extproc.core.events import (
+    Arrive,
+    Effect,
+    End,
+    EndpointAdded,
+    Event,
+    FirstToken,
+    Release,
+    Scraped,
+    ScrapeFailed,
+    Tick,
+)
+from extproc.core.model import ClassPolicy, PoolPolicy, Sample
+from extproc.core.reasons import Reason
+from extproc.core.scheduler import Scheduler
+from extproc.edge import recorder
+from extproc.telemetry import journal as journal_module
+from extproc.telemetry.journal import Journal, Origin
+
+AT = "10.0.0.1:8000"
+SCHEDULER = Scheduler(
+    PoolPolicy("sim", (ClassPolicy("default", 0, priority_base=0, queue_timeout_s=60.0, max_waiting=0, max_queued=9),))
+)
+PAGE = Sample(0, 0, None, None, None, None, None, None, 1.0)
+RELEASE = Release("r0", AT, 0, "a", "default", 0.0)
+EVENTS: tuple[Event, ...] = (
+    EndpointAdded(AT),
+    Scraped(AT, PAGE),
+    Arrive("r0", "a", "default", 1.0, 100),
+    ScrapeFailed(AT, refused=True),
+    Tick(),  # released something
+    End("r0"),
+    FirstToken("r0"),
+)
+EFFECTS: tuple[list[Effect], ...] = ([], [], [], [], [RELEASE], [], [])
+
+
+class Part:
+    """Takes down what it is told, and may fail over it."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.told: list[Any] = []
+        self.fails = fails
+
+    def _take(self, what: Any) -> None:
+        self.told.append(what)
+        if self.fails:
+            raise RuntimeError("a fault of this part")
+
+    def wake(self) -> None:
+        self._take("wake")
+
+    def begin(self, request_id: str, origin: Origin) -> None:
+        self._take((request_id, origin.traceparent))
+
+    def seen(self, scheduler: Scheduler, event: Event, now: float, effects: Sequence[Effect]) -> None:
+        assert scheduler is SCHEDULER
+        self._take((event, now, effects))
+
+    def denied(self, reason: Reason, message: str, model: str | None) -> None:
+        self._take((reason, message, model))
+
+    def decided(self, pool: str, effects: Sequence[Effect]) -> None:
+        self._take((pool, effects))
+
+    def page(self, scheduler: Scheduler, endpoint: str, now: float) -> None:
+        assert scheduler is SCHEDULER
+        self._take((endpoint, now))
+
+
+@dataclass
+class Told:
+    """Faults that were logged, and counted."""
+
+    lines: list[dict[str, Any]]
+    counted: list[str]
+    now: float = 50.0
+
+    def exception(self, event: str, **fields: Any) -> None:
+        self.lines.append({"event": event, **fields})
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+    found = Told([], [])
+    monkeypatch.setattr(journal_module, "log", found)
+    return found
+
+
+def a_journal(told: Told, **parts: Part) -> Journal:
+    wake = parts.get("sampler", Part())
+    return Journal(
+        wake.wake,
+        parts.get("requests"),
+        parts.get("changes"),
+        parts.get("tracer"),
+        told.counted.append,
+        lambda: told.now,
+        parts["history"].decided if "history" in parts else None,
+    )
+
+
+def tell(journal: Journal) -> None:
+    journal.begin("r0", recorder.Origin("00-1-2-01", "", "m", "/v1", stream=False))
+    for number, event in enumerate(EVENTS):
+        journal.seen(SCHEDULER, event, float(number), EFFECTS[number])
+    journal.denied(Reason.FAULT, "no", None)
+
+
+def test_each_part_is_told_what_it_wants(told: Told) -> None:
+    parts = {name: Part() for name in ("sampler", "requests", "history", "changes", "tracer")}
+    journal = a_journal(told, **parts)
+    assert journal.tracing
+    tell(journal)
+    seen = [(event, float(number), EFFECTS[number]) for number, event in enumerate(EVENTS)]
+    assert (
+        parts["sampler"].told == ["wake"] * 6
+    )  # also for what never came to a scheduler; not for pages of idle engines
+    assert parts["requests"].told == [seen[2], seen[4], seen[5], (Reason.FAULT, "no", None)]
+    assert parts["history"].told == [("sim", [RELEASE])]
+    assert parts["changes"].told == [(AT, 1.0), (AT, 3.0)]
+    assert parts["tracer"].told == [("r0", "00-1-2-01"), *seen]
+    assert not told.counted
+
+
+def test_nobody_wants_it(told: Told) -> None:
+    sampler = Part()
+    journal = a_journal(told, sampler=sampler)
+    assert not journal.tracing
+    tell(journal)
+    assert sampler.told == ["wake"] * 6
+    assert not told.counted
+
+
+def test_pages_wake_while_something_is_in_the_books(told: Told) -> None:
+    sampler = Part()
+    journal = a_journal(told, sampler=sampler)
+    scheduler = Scheduler(SCHEDULER.policy)
+    for event, wakes in (
+        (EndpointAdded(AT), 1),
+        (Scraped(AT, PAGE), 1),
+        (Arrive("r0", "a", "default", 1.0, 100), 2),
+        (Scraped(AT, PAGE), 3),
+        (ScrapeFailed(AT, refused=False), 4),
+    ):
+        journal.seen(scheduler, event, 1.0, scheduler.apply(event, 1.0))
+        assert len(sampler.told) == wakes
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "faults"),
+    [
+        ("sampler", "sampler", 6),
+        ("requests", "request_log", 4),
+        ("history", "history", 1),
+        ("changes", "change_log", 2),
+        ("tracer", "traces", 8),
+    ],
+)
+def test_a_part_that_fails_harms_nobody(told: Told, name: str, part: str, faults: int) -> None:
+    usual = {"sampler": 6, "requests": 4, "history": 1, "changes": 2, "tracer": 8}
+    parts = {each: Part(fails=each == name) for each in usual}
+    tell(a_journal(told, **parts))
+    assert {each: len(found.told) for each, found in parts.items()} == usual
+    assert told.counted == ["telemetry"] * faults
+    assert told.lines == [{"event": "telemetry_fault", "part": part, "untold": 0}]
+
+
+def test_faults_are_told_once_a_minute(told: Told) -> None:
+    journal = a_journal(told, requests=Part(fails=True))
+    for _ in range(121):
+        journal.seen(SCHEDULER, End("r0"), 1.0, [])
+        told.now += 1.0
+    assert [line["untold"] for line in told.lines] == [0, 59, 59]
+    assert len(told.counted) == 121
+
+
+def test_it_is_what_the_edge_asks_for(told: Told) -> None:
+    journal: recorder.Journal = a_journal(told)
+    assert journal.tracing is False
