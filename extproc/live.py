@@ -31,6 +31,7 @@ from extproc.admin.scan import find
 from extproc.core.explanation import Explanation, explain
 from extproc.core.view import RequestView, request_view
 from extproc.pb.admin.v1 import admin_pb2 as pb
+from extproc.telemetry.journal import OBSERVED
 
 if TYPE_CHECKING:
     from extproc.admin.revisions import Revisions
@@ -68,7 +69,14 @@ class Live:
         self._pools = PoolMessages(control, self._portions)
 
     def history(self) -> dict[str, Any]:
-        return self._history()
+        found = self._history()
+        series: dict[str, Any] = found["pools"]
+        would_be = {each.pool.name for each in self._control.running() if each.would_be is not None}
+        pools = {name: told for name, told in series.items() if not name.endswith(OBSERVED) and name not in would_be}
+        for name in would_be:
+            if name + OBSERVED in series:
+                pools[name] = series[name + OBSERVED]
+        return {**found, "pools": pools}
 
     async def snapshot(self) -> dict[str, Any]:
         running = self._pools.running()
@@ -132,7 +140,7 @@ class Live:
         """Those that have something waiting, the longest waiting first."""
         waiting = _Waiting()
         found, _ = await flows.first([running], FLOWS, waiting, self._portions)
-        classes = {each.name: each for each in pool.classes}
+        classes = {each.name: each for each in _shown(pool).classes}
         work = Work(self._portions)
         await work.next()
         rows: list[dict[str, Any]] = []
@@ -176,7 +184,13 @@ def _busiest(running: list[RunningPool]) -> list[RunningPool]:
     return sorted(busiest, key=lambda each: each.pool.name)
 
 
-def _pool(pool: pb.Pool) -> dict[str, Any]:
+def _shown(pool: pb.Pool) -> pb.Pool:
+    """Of a pool that only observes, what would be: nothing waits in it."""
+    return pool.observed if pool.HasField("observed") else pool
+
+
+def _pool(told: pb.Pool) -> dict[str, Any]:
+    pool = _shown(told)
     return {
         "name": legible(pool.name),
         "mode": pb.PoolMode.Name(pool.mode).lower(),
@@ -189,7 +203,8 @@ def _pool(pool: pb.Pool) -> dict[str, Any]:
         "held": pool.queued_count,
         "held_bytes": pool.queued_bytes,
         "in_flight": pool.in_flight_slots,
-        "observed": pool.observed_count,
+        "observed": told.observed_count,
+        "would_be": pool is not told,
         "released_per_s": _figure(pool.releases_per_second),
         "since_release_s": _seconds(pool, "since_release"),
         "leaked": pool.leaked_slots,
@@ -266,7 +281,8 @@ def _flow(flow: Flow, running: RunningPool, words: pb.ClassStats | None) -> dict
         "weight": _figure(flow.weight),
         "id": request_id,
     }
-    found = explain(running.scheduler, request_id, now) if words is None else None
+    scheduler = running.observed if flow.observed else running.scheduler
+    found = None if words is not None or scheduler is None else explain(scheduler, request_id, now)
     if found is not None:
         hold, sentence, then, own = "" if found.hold is None else found.hold.value, found.sentence, found.next, True
     elif words is not None:

@@ -31,6 +31,7 @@ from extproc.engines.access import AccessError
 from extproc.live import Live
 from extproc.pools import Pools
 from extproc.telemetry.http import HttpPort
+from extproc.telemetry.journal import OBSERVED
 from extproc.telemetry.metrics import ConfigurationStats, EndpointSetStats, Metrics, ScrapeStats, Sources
 from extproc.telemetry.sampler import Watched
 from extproc.telemetry.telemetry import Telemetry
@@ -223,6 +224,7 @@ class Service:
                 leaked=each.driver.leaked,
                 objectives=objectives,
                 fairness=fairness.get(each.pool.name, {}),
+                observed_fairness=fairness.get(each.pool.name + OBSERVED, {}),
             )
             for each in self._pools
         ]
@@ -248,9 +250,13 @@ class Service:
     # -- what others read -------------------------------------------------------------------------
 
     def _watched(self) -> list[Watched]:
-        return [
-            Watched(each.pool.name, each.driver.scheduler, each.driver.now, each.driver.leaked) for each in self._pools
-        ]
+        found = []
+        for each in self._pools:
+            driver, name = each.driver, each.pool.name
+            found.append(Watched(name, driver.scheduler, driver.now, driver.leaked))
+            if driver.observer is not None:
+                found.append(Watched(name + OBSERVED, driver.observer.scheduler, driver.now, observed=True))
+        return found
 
     def _objectives(self) -> dict[str, float]:
         classes = self.revisions.config.classes.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from extproc.config.model import Config
@@ -25,6 +25,14 @@ class RunningPool:
     leaked: Callable[[], int] = int  # slots that no stream holds
     objectives: Mapping[str, float] = field(default_factory=dict)  # class -> seconds that it may wait, where it says
     fairness: Mapping[str, Fairness] = field(default_factory=dict)  # by class, where tenants compete
+    observed_fairness: Mapping[str, Fairness] = field(default_factory=dict)  # likewise, of what is observed
+
+    @property
+    def would_be(self) -> RunningPool | None:
+        """The pool as it would be if its requests waited, where it only observes them."""
+        if self.observed is None or self.pool.mode != "observe":
+            return None
+        return replace(self, scheduler=self.observed, observed=None, leaked=int, fairness=self.observed_fairness)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ All of them are looked at, in portions. What is kept is those that are first so 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -34,6 +34,7 @@ class Flow(NamedTuple):
     weight: float
     oldest_wait_s: float | None
     leaf: Leaf
+    observed: bool = False  # its requests pass, and this is what would be
 
     def message(self) -> pb.Flow:
         found = pb.Flow(
@@ -44,6 +45,7 @@ class Flow(NamedTuple):
             tag=self.tag,
             weight=self.weight,
             oldest_wait=messages.duration(self.oldest_wait_s),
+            observed=self.observed,
             next_request_id=self.leaf.requests[0][0][2].id if self.leaf.queued else "",
         )
         setattr(found, "class", self.cls)
@@ -108,7 +110,7 @@ async def first(pools: Iterable[RunningPool], most: int, key: Key, portions: Por
     await work.next()
     best: list[tuple[tuple[Any, ...], Flow]] = []
     total = 0
-    for running in pools:
+    for running, observed in _looked_at(pools):
         name = running.pool.name
         for cls in list(running.scheduler.classes):
             order = cls.policy.order
@@ -121,6 +123,7 @@ async def first(pools: Iterable[RunningPool], most: int, key: Key, portions: Por
                     *(name, leaf.tenant, cls.policy.name, leaf.queued, leaf.in_flight, leaf.tag, leaf.weight),
                     oldest_wait_s=wait_s,
                     leaf=leaf,
+                    observed=observed,
                 )
                 best.append((key(flow), flow))
                 total += 1
@@ -128,6 +131,14 @@ async def first(pools: Iterable[RunningPool], most: int, key: Key, portions: Por
                     _cut(best, most)
     _cut(best, most)
     return [flow for _, flow in best], total
+
+
+def _looked_at(pools: Iterable[RunningPool]) -> Iterator[tuple[RunningPool, bool]]:
+    for running in pools:
+        yield running, False
+        would_be = running.would_be
+        if would_be is not None:
+            yield would_be, True
 
 
 def _cut(best: list[tuple[tuple[Any, ...], Flow]], most: int) -> None:

@@ -28,14 +28,27 @@ class PoolMessages:
         engines, sources = self._engines(), self._sources()
         found: list[pb.Pool] = []
         for running in pools:
-            arrivals = await oldest_by_class(running.scheduler, work)
-            now = running.now()
-            waits_s = {name: now - arrival for name, arrival in arrivals.items()}
-            told = messages.pool(running, waits_s, sources.get(running.pool.name))
-            async for endpoint in self._endpoints(running, engines, work):
-                told.endpoints.append(endpoint)
+            told = await self._told(running, engines, sources, work)
+            would_be = running.would_be
+            if would_be is not None:
+                told.observed.CopyFrom(await self._told(would_be, engines, sources, work))
             found.append(told)
         return found
+
+    async def _told(
+        self,
+        running: RunningPool,
+        engines: Mapping[tuple[str, str], EngineState],
+        sources: Mapping[str, SourceState],
+        work: Work,
+    ) -> pb.Pool:
+        arrivals = await oldest_by_class(running.scheduler, work)
+        now = running.now()
+        waits_s = {name: now - arrival for name, arrival in arrivals.items()}
+        told = messages.pool(running, waits_s, sources.get(running.pool.name))
+        async for endpoint in self._endpoints(running, engines, work):
+            told.endpoints.append(endpoint)
+        return told
 
     async def endpoints(self, pools: Iterable[RunningPool]) -> list[pb.Endpoint]:
         """By pool and address. O(endpoints), in portions."""

@@ -35,6 +35,7 @@ class PoolDriver(SchedulerDriver):
         self.observing = False  # whether it takes more
         self._pages: dict[str, Sample] = {}  # endpoint -> its last one
         self._reports_to = recorder
+        self._journal_of_observer = None if journal is None else journal.of_observers
         super().__init__(policy, endpoints, loop, recorder, tape, journal)
 
     def observe(self, on: bool) -> None:
@@ -44,7 +45,12 @@ class PoolDriver(SchedulerDriver):
             self._observer_changed()
         elif self.observer is None:
             observer = Observer(
-                self.scheduler.policy, self._loop, self._reports_to, self._pages, self._observer_changed
+                self.scheduler.policy,
+                self._loop,
+                self._reports_to,
+                self._pages,
+                self._observer_changed,
+                self._journal_of_observer,
             )
             for endpoint in self.endpoints:
                 observer.add_endpoint(endpoint, self._on_busy.get(endpoint))

@@ -45,7 +45,7 @@ import structlog
 
 from extproc.core.events import Arrive, Effect, Event, Refuse, Release
 from extproc.core.model import Pick, PoolPolicy, Sample
-from extproc.edge.recorder import Recorder
+from extproc.edge.recorder import Recorder, SchedulerJournal
 from extproc.edge.scheduler_driver import Interrupted, Outcome, SchedulerDriver
 
 log = structlog.get_logger()
@@ -95,10 +95,11 @@ class Observer(SchedulerDriver):
         recorder: Recorder,
         pages: Mapping[str, Sample],
         on_change: Callable[[], None],
+        journal: SchedulerJournal | None = None,
     ) -> None:
         """`policy`: the pool's own. `pages`: the last one of each endpoint, kept by the caller. `on_change` is called
         when an observed request is over, and when nothing is awaited any more."""
-        super().__init__(as_observed(policy), (), loop, _Muted(recorder))
+        super().__init__(as_observed(policy), (), loop, _Muted(recorder), journal=journal)
         self.name = policy.name + MARK
         self.verbose = False
         self._pool = policy.name

@@ -32,16 +32,24 @@ class Origin:
     stream: bool
 
 
-class Journal(Protocol):
+class SchedulerJournal(Protocol):
+    """Looks at what one scheduler does. Never raises."""
+
+    def seen(self, scheduler: Scheduler, event: Event, now: float, effects: Sequence[Effect]) -> None:
+        """A scheduler has taken in an event. To be read only."""
+
+
+class Journal(SchedulerJournal, Protocol):
     """What is told of single requests, in the log and as spans. Never raises."""
 
     tracing: bool  # whether it wants `begin`
 
+    @property
+    def of_observers(self) -> SchedulerJournal:
+        """For what would become of requests that pass."""
+
     def begin(self, request_id: str, origin: Origin) -> None:
         """A request is about to arrive at its scheduler."""
-
-    def seen(self, scheduler: Scheduler, event: Event, now: float, effects: Sequence[Effect]) -> None:
-        """A scheduler has taken in an event. To be read only."""
 
     def denied(self, reason: Reason, message: str, model: str | None) -> None:
         """A request was refused before it reached a scheduler."""

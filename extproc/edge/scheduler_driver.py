@@ -40,7 +40,7 @@ from extproc.core.model import PoolPolicy, Sample, State
 from extproc.core.reasons import Reason
 from extproc.core.scheduler import Scheduler
 from extproc.core.windows import Stance
-from extproc.edge.recorder import Journal, SchedulerRecorder, Tape
+from extproc.edge.recorder import SchedulerJournal, SchedulerRecorder, Tape
 
 log = structlog.get_logger()
 
@@ -75,7 +75,7 @@ class SchedulerDriver:
         loop: asyncio.AbstractEventLoop,
         recorder: SchedulerRecorder,
         tape: Tape | None = None,
-        journal: Journal | None = None,
+        journal: SchedulerJournal | None = None,
     ):
         """`tape`: writes down all that happens; None: nobody does. `journal`: likewise, of single requests."""
         self.name = policy.name

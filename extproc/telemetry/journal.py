@@ -25,6 +25,7 @@ log = structlog.get_logger()
 FAULT = "telemetry"
 _TOLD_EVERY_S = 60.0
 _PAGES = (Scraped, ScrapeFailed)
+OBSERVED = "~"  # behind a pool's name: what is observed there; no pool's name has one
 
 
 class Origin(Protocol):
@@ -96,6 +97,7 @@ class Journal:
         self._decided = decided
         self._told_at = -math.inf
         self._untold = 0
+        self.of_observers = _OfObservers(self)
 
     def begin(self, request_id: str, origin: Origin) -> None:
         """A request is about to arrive at its scheduler."""
@@ -111,11 +113,8 @@ class Journal:
         page = event if isinstance(event, _PAGES) else None
         if page is None or scheduler.requests:  # engines are read while nothing happens, too
             self._woken()
-        if effects and self._decided is not None:
-            try:
-                self._decided(scheduler.policy.name, effects)
-            except Exception:
-                self._failed("history")
+        if effects:
+            self._told_of(scheduler.policy.name, effects)
         if self._requests is not None and (effects or kind is Arrive or kind is End):
             try:
                 self._requests.seen(scheduler, event, now, effects)
@@ -141,6 +140,20 @@ class Journal:
             except Exception:
                 self._failed("request_log")
 
+    def observed(self, scheduler: Scheduler, event: Event, effects: Sequence[Effect]) -> None:
+        """Likewise, of requests that pass, and what would become of them."""
+        if scheduler.requests or not isinstance(event, _PAGES):
+            self._woken()
+        if effects:
+            self._told_of(scheduler.policy.name + OBSERVED, effects)
+
+    def _told_of(self, pool: str, effects: Sequence[Effect]) -> None:
+        if self._decided is not None:
+            try:
+                self._decided(pool, effects)
+            except Exception:
+                self._failed("history")
+
     def _woken(self) -> None:
         try:
             self._wake()
@@ -155,3 +168,13 @@ class Journal:
             return
         log.exception("telemetry_fault", part=part, untold=self._untold)
         self._told_at, self._untold = now, 0
+
+
+class _OfObservers:
+    """There are no lines, spans or changes of state of what would be: only the last minutes, for the live page."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def seen(self, scheduler: Scheduler, event: Event, now: float, effects: Sequence[Effect]) -> None:  # noqa: ARG002
+        self._journal.observed(scheduler, event, effects)

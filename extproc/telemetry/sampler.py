@@ -54,6 +54,7 @@ class Watched:
     scheduler: Scheduler
     now: Callable[[], float]  # the scheduler's clock
     leaked: Callable[[], int] = _none  # requests in the books whose stream is over
+    observed: bool = False  # of what passes: no change of state is told of what would be
 
 
 class Sampler:
@@ -161,7 +162,7 @@ class Sampler:
             now, scheduler = pool.now(), pool.scheduler
             try:
                 self.history.sample(pool.name, scheduler, now)
-                if self._changes is not None:
+                if self._changes is not None and not pool.observed:
                     self._changes.sample(scheduler, now, pool.leaked())
             except Exception as error:  # of one pool: the others are looked at all the same
                 self._failed(error)

@@ -294,3 +294,35 @@ async def test_a_page_takes_a_bounded_time_and_the_next_goes_on(monkeypatch: pyt
 async def test_a_bad_filter() -> None:
     with refused("INVALID_ARGUMENT", "filter: at 1: 'tennant' is no field of a request; did you mean tenant?"):
         await a_reads().ListRequests(pb.ListRequestsRequest(filter="tennant = a"), None)
+
+
+# -- a pool that only observes --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["observe", "enforce"])
+async def test_what_would_be_stands_beside_what_is(mode: str) -> None:
+    config = a_config("a", slots=1)
+    case = PoolCase(config, "a", observed=True)
+    case.pool = case.pool.model_copy(update={"mode": mode})
+    for number, tenant in enumerate("xyy"):
+        case.arrive(f"r{number}", tenant, observed=True)
+    case.now += 4.0
+    read = a_reads(case)
+    pool = await read.GetPool(pb.GetPoolRequest(pool="a"), None)
+    assert (pool.queued_count, pool.in_flight_slots, pool.observed_count) == (0, 0, 3)
+    listed = await read.ListFlows(pb.ListFlowsRequest(pool="a"), None)
+    if mode == "enforce":  # for a percentage: most of its requests do wait
+        assert not pool.HasField("observed")
+        assert listed.total_count == 0
+        return
+    shown = pool.observed
+    assert (shown.name, shown.mode, shown.queued_count, shown.in_flight_slots) == ("a", pb.OBSERVE, 2, 1)
+    assert (shown.classes[0].hold, shown.classes[0].oldest_wait.seconds) == ("window", 4)
+    assert (shown.endpoints[0].in_flight_slots, pool.endpoints[0].in_flight_slots) == (1, 0)
+    assert not shown.HasField("observed")
+    assert [(flow.tenant, flow.queued_count, flow.observed) for flow in listed.flows] == [
+        ("y", 2, True),
+        ("x", 0, True),
+    ]
+    why = await read.ExplainRequest(pb.ExplainRequestRequest(id=listed.flows[0].next_request_id), None)
+    assert why.sentence.startswith("would be held: it is next")

@@ -64,6 +64,7 @@ class Running:
             "window": {"start": 1, "overtake": 0},
             # read once, or its window would grow: the page says that there is room
             "metrics": {"interval": "60s", "idle_interval": "60s", **config.pop("metrics", {})},
+            **config.pop("pool", {}),
         }
         self.config = from_data(
             {

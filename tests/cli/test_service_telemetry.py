@@ -123,3 +123,27 @@ async def test_spans_need_what_makes_them(run: Run, monkeypatch: pytest.MonkeyPa
     it = run(telemetry={"traces": {"otlp": "http://127.0.0.1:4317"}})
     with pytest.raises(StartError, match=r"fairlane\[otel\]"):
         await it.over()
+
+
+async def test_a_pool_that_only_observes_shows_what_would_be(run: Run) -> None:
+    it = run(pool={"mode": "observe"})
+    await it.ready()
+    passing = [await it.request() for _ in range(3)]
+    for call in passing:
+        await call.read()
+    told = await pool(it)
+    assert (told.queued_count, told.observed.queued_count, told.observed.in_flight_slots) == (0, 2, 1)
+    async with it.session.get(f"http://{it.http}/events") as events:
+        while not (line := await events.content.readline()).startswith(b"event: snapshot"):
+            assert line
+        (shown,) = json.loads((await events.content.readline()).removeprefix(b"data: "))["pools"]
+    assert (shown["would_be"], shown["held"], shown["in_flight"], shown["observed"]) == (True, 2, 1, 3)
+    (flow,) = shown["flows"]
+    assert (flow["tenant"], flow["held"]) == ("anonymous", 2)
+    async with it.session.get(f"http://{it.http}/explain", params={"id": flow["id"]}) as why:
+        assert (await why.json())["observed"] is True
+    for call in passing:
+        call.cancel()
+    await until(lambda: it.service.observers() == [] or it.service.observers()[0].queued == 0)
+    history = it.service._telemetry.history
+    await until(lambda: "sim~" in history.plain()["pools"])

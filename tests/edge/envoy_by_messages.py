@@ -91,8 +91,9 @@ class Recording:
 class Journaled:
     """A journal that keeps what it is told."""
 
-    def __init__(self, tracing: bool = False) -> None:
+    def __init__(self, tracing: bool = False, observed: bool = False) -> None:
         self.tracing = tracing
+        self.of_observers: Journaled = self if observed else Journaled(observed=True)
         self.begun: list[tuple[str, Origin]] = []
         self.events: list[tuple[str, str, tuple[str, ...]]] = []  # pool, event, effects
         self.refused: list[tuple[str, str, str | None]] = []

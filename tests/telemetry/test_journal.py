@@ -188,3 +188,13 @@ def test_faults_are_told_once_a_minute(told: Told) -> None:
 def test_it_is_what_the_edge_asks_for(told: Told) -> None:
     journal: recorder.Journal = a_journal(told)
     assert journal.tracing is False
+
+
+def test_of_what_would_be_there_are_the_last_minutes_alone(told: Told) -> None:
+    parts = {name: Part() for name in ("sampler", "requests", "history", "changes", "tracer")}
+    journal = a_journal(told, **parts)
+    for number, event in enumerate(EVENTS):
+        journal.of_observers.seen(SCHEDULER, event, float(number), EFFECTS[number])
+    assert parts["sampler"].told == ["wake"] * 5
+    assert parts["history"].told == [("sim~", [RELEASE])]
+    assert not any(parts[name].told for name in ("requests", "changes", "tracer"))

@@ -36,7 +36,7 @@ def flows(session: Session, pool: str, top: int, order_by: str) -> None:
             (
                 each.pool,
                 each.tenant,
-                getattr(each, "class"),
+                getattr(each, "class") + (" (observed)" if each.observed else ""),
                 cells.count(each.queued_count),
                 cells.count(each.in_flight_slots),
                 cells.number(each.tag),

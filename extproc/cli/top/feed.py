@@ -59,7 +59,13 @@ def _figures(connection: Connection, stats: pb.Stats, wanted: Wanted) -> Figures
     status = connection.call("GetStatus", pb.GetStatusRequest())
     asked = pb.ListFlowsRequest(pool=wanted.pool, top_k=wanted.top, order_by=wanted.order_by)
     listed = _listed(connection, asked)
-    return Figures(stats, status, listed.flows, listed.total_count, time.monotonic())
+    return Figures(_shown(stats), status, listed.flows, listed.total_count, time.monotonic())
+
+
+def _shown(stats: pb.Stats) -> pb.Stats:
+    """Of a pool that only observes, what would be: nothing waits in it. Its mode says which it is."""
+    pools = [each.observed if each.HasField("observed") else each for each in stats.pools]
+    return pb.Stats(time=stats.time, revision=stats.revision, pools=pools)
 
 
 def _listed(connection: Connection, asked: pb.ListFlowsRequest) -> Any:

@@ -8,7 +8,8 @@ A snapshot:
     file_error          why the configuration's file cannot be used as it is now; ""
     pools_left_out      how many more there are
     pools[]             name, mode, percentage, traffic, models, retiring, held, held_bytes, in_flight, observed,
-                        released_per_s, since_release_s, leaked, source, source_error
+                        released_per_s, since_release_s, leaked, source, source_error, would_be (all figures of it are
+                        what would be if its requests waited)
       .classes[]        name, rank, held, in_flight, tenants, retiring, oldest_wait_s, objective_s, hold, sentence,
                         next, gates [{name, closed}], released_per_s, jain, spread, competing
       .endpoint_count, .stances {stance: count}

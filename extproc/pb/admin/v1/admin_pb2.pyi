@@ -245,7 +245,7 @@ class GetPoolRequest(_message.Message):
     def __init__(self, pool: _Optional[str] = ...) -> None: ...
 
 class Pool(_message.Message):
-    __slots__ = ("name", "mode", "percentage", "percentage_of", "traffic", "models", "queued_count", "queued_bytes", "in_flight_slots", "known_count", "releases_per_second", "classes", "endpoints", "observed_count", "retiring", "endpoint_source", "endpoint_source_error", "since_release", "leaked_slots")
+    __slots__ = ("name", "mode", "percentage", "percentage_of", "traffic", "models", "queued_count", "queued_bytes", "in_flight_slots", "known_count", "releases_per_second", "classes", "endpoints", "observed_count", "retiring", "endpoint_source", "endpoint_source_error", "since_release", "leaked_slots", "observed")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
     PERCENTAGE_FIELD_NUMBER: _ClassVar[int]
@@ -265,6 +265,7 @@ class Pool(_message.Message):
     ENDPOINT_SOURCE_ERROR_FIELD_NUMBER: _ClassVar[int]
     SINCE_RELEASE_FIELD_NUMBER: _ClassVar[int]
     LEAKED_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_FIELD_NUMBER: _ClassVar[int]
     name: str
     mode: PoolMode
     percentage: float
@@ -284,7 +285,8 @@ class Pool(_message.Message):
     endpoint_source_error: str
     since_release: _duration_pb2.Duration
     leaked_slots: int
-    def __init__(self, name: _Optional[str] = ..., mode: _Optional[_Union[PoolMode, str]] = ..., percentage: _Optional[float] = ..., percentage_of: _Optional[_Union[PercentageOf, str]] = ..., traffic: _Optional[_Union[Traffic, str]] = ..., models: _Optional[_Iterable[str]] = ..., queued_count: _Optional[int] = ..., queued_bytes: _Optional[int] = ..., in_flight_slots: _Optional[int] = ..., known_count: _Optional[int] = ..., releases_per_second: _Optional[float] = ..., classes: _Optional[_Iterable[_Union[ClassStats, _Mapping]]] = ..., endpoints: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ..., observed_count: _Optional[int] = ..., retiring: _Optional[bool] = ..., endpoint_source: _Optional[str] = ..., endpoint_source_error: _Optional[str] = ..., since_release: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., leaked_slots: _Optional[int] = ...) -> None: ...
+    observed: Pool
+    def __init__(self, name: _Optional[str] = ..., mode: _Optional[_Union[PoolMode, str]] = ..., percentage: _Optional[float] = ..., percentage_of: _Optional[_Union[PercentageOf, str]] = ..., traffic: _Optional[_Union[Traffic, str]] = ..., models: _Optional[_Iterable[str]] = ..., queued_count: _Optional[int] = ..., queued_bytes: _Optional[int] = ..., in_flight_slots: _Optional[int] = ..., known_count: _Optional[int] = ..., releases_per_second: _Optional[float] = ..., classes: _Optional[_Iterable[_Union[ClassStats, _Mapping]]] = ..., endpoints: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ..., observed_count: _Optional[int] = ..., retiring: _Optional[bool] = ..., endpoint_source: _Optional[str] = ..., endpoint_source_error: _Optional[str] = ..., since_release: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., leaked_slots: _Optional[int] = ..., observed: _Optional[_Union[Pool, _Mapping]] = ...) -> None: ...
 
 class ClassStats(_message.Message):
     __slots__ = ("name", "rank", "queued_count", "in_flight_slots", "tenant_count", "retiring", "oldest_wait", "hold", "sentence", "next", "gates", "wait_objective", "queued_cost", "releases_per_second", "jain_index", "tag_spread", "competing_count")
@@ -417,7 +419,7 @@ class ListFlowsResponse(_message.Message):
     def __init__(self, flows: _Optional[_Iterable[_Union[Flow, _Mapping]]] = ..., total_count: _Optional[int] = ...) -> None: ...
 
 class Flow(_message.Message):
-    __slots__ = ("pool", "tenant", "queued_count", "in_flight_slots", "tag", "weight", "oldest_wait", "next_request_id")
+    __slots__ = ("pool", "tenant", "queued_count", "in_flight_slots", "tag", "weight", "oldest_wait", "next_request_id", "observed")
     POOL_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     CLASS_FIELD_NUMBER: _ClassVar[int]
@@ -427,6 +429,7 @@ class Flow(_message.Message):
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     OLDEST_WAIT_FIELD_NUMBER: _ClassVar[int]
     NEXT_REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_FIELD_NUMBER: _ClassVar[int]
     pool: str
     tenant: str
     queued_count: int
@@ -435,7 +438,8 @@ class Flow(_message.Message):
     weight: float
     oldest_wait: _duration_pb2.Duration
     next_request_id: str
-    def __init__(self, pool: _Optional[str] = ..., tenant: _Optional[str] = ..., queued_count: _Optional[int] = ..., in_flight_slots: _Optional[int] = ..., tag: _Optional[float] = ..., weight: _Optional[float] = ..., oldest_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., next_request_id: _Optional[str] = ..., **kwargs) -> None: ...
+    observed: bool
+    def __init__(self, pool: _Optional[str] = ..., tenant: _Optional[str] = ..., queued_count: _Optional[int] = ..., in_flight_slots: _Optional[int] = ..., tag: _Optional[float] = ..., weight: _Optional[float] = ..., oldest_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., next_request_id: _Optional[str] = ..., observed: _Optional[bool] = ..., **kwargs) -> None: ...
 
 class ListRequestsRequest(_message.Message):
     __slots__ = ("filter", "page_size", "page_token")

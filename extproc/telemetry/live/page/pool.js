@@ -57,7 +57,7 @@ export class Pool {
     const models = pool.models.join(", ") + (pool.models_left_out ? ` and ${count(pool.models_left_out)} more` : "");
     say(this.models, models === "*" ? "all models" : models);
     const facts = [
-      `${count(pool.held)} held`,
+      `${count(pool.held)} ${pool.would_be ? "would be held" : "held"}`,
       `${count(pool.in_flight)} of ${amount(pool.limit)} slots in flight`,
       `${amount(pool.released_per_s)} released/s`,
     ];
@@ -111,6 +111,7 @@ function tagsOf(pool) {
   if (pool.traffic === "paused") add("bad", "paused: nothing is released");
   if (pool.traffic === "draining") add("warn", "draining: nothing more is taken in");
   if (pool.mode === "observe") add("warn", "observes only: requests pass as they come");
+  if (pool.would_be) add("", "all figures are what would be if requests waited");
   if (pool.mode === "off") add("warn", "off: requests pass");
   const part = `for ${amount(pool.percentage)} % of ${pool.percentage_of}`;
   if (pool.mode === "enforce" && pool.percentage < 100) add("warn", part);
