@@ -73,7 +73,9 @@ class Config(Section):
             raise ValueError("classes: at least one is needed")
         for name in self.classes:
             if not NAME.match(name):
-                raise ValueError(f"classes: the name {name!r} must be letters, digits, '.', '_' or '-'")
+                raise ValueError(
+                    f"classes: the name {name!r} must be letters, digits, '.', '_' or '-', and at most 63 of them"
+                )
         ranks: dict[int, str] = {}
         for name, cls in self.classes.items():
             other = ranks.setdefault(cls.rank, name)

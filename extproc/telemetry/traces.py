@@ -137,7 +137,8 @@ class Tracer:
             ) from error
         except SpansError as error:
             raise TraceError(str(error)) from error
-        return Tracer(Export(spans.send, spans.shutdown, dropped, settings.otlp), settings.sample, dropped)
+        export = Export(spans.send, spans.shutdown, dropped, settings.otlp, spans.close)
+        return Tracer(export, settings.sample, dropped)
 
     def __init__(
         self,

@@ -33,6 +33,10 @@ _FINISH_S = 2.0  # that the thread may take for what is there, at the end
 _LEAVE_S = 0.5  # and then to notice that its exporter is gone
 
 
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
 class Export:
     """`offer` and `close` are called from one thread."""
 
@@ -42,14 +46,16 @@ class Export:
         shutdown: Callable[[], None],
         dropped: Callable[[str, int], None],
         collector: str,
+        ended: Callable[[], None] = _nothing,
     ) -> None:
         """`send` exports spans of the records and returns what went wrong; None: nothing did. It may take long, unless
-        `shutdown` is called meanwhile. `dropped(reason, spans)`: so many are lost; called from either thread. Starts
-        the thread."""
+        `shutdown` is called meanwhile. `dropped(reason, spans)`: so many are lost; called from either thread. `ended` is
+        called when `send` will not be, and is not under way. Starts the thread."""
         self._send = send
         self._shutdown = shutdown
         self._dropped = dropped
         self._collector = collector
+        self._ended = ended
         self._waiting: deque[Record] = deque()
         self._something = threading.Event()
         self._hurry = threading.Event()
@@ -87,6 +93,8 @@ class Export:
         self._gone = True
         self._shutdown()
         self._thread.join(_LEAVE_S)
+        if not self._thread.is_alive():
+            self._ended()
         left = len(self._waiting)
         self._waiting.clear()
         if left:

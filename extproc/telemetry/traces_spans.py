@@ -149,6 +149,9 @@ class Spans:
 
     def shutdown(self) -> None:
         self._exporter.shutdown()
+
+    def close(self) -> None:
+        """No `send` is under way, and none will be: what the exporter says is nobody's any more."""
         self._logger.removeHandler(self._heard)
         self._logger.propagate = self._propagated
 

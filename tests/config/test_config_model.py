@@ -271,7 +271,7 @@ def test_other_keys(rest: dict[str, Any], place: str, words: str) -> None:
         ({"classes": {}}, "classes: at least one is needed"),
         (
             {"classes": {"default": CLASS, "a b": {"rank": 1, "priority": 0}}},
-            "classes: the name 'a b' must be letters, digits, '.', '_' or '-'",
+            "classes: the name 'a b' must be letters, digits, '.', '_' or '-', and at most 63 of them",
         ),
         (
             {"classes": {"default": CLASS, "other": CLASS}},

@@ -86,7 +86,6 @@ class Feed:
             return _unavailable(f"{self._most} live pages are open, the most there may be: close one of them\n")
         response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream; charset=utf-8"})
         if request.method == "HEAD":
-            await response.prepare(request)
             return response
         reader = _Reader(request)
         self._readers.add(reader)
