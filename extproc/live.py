@@ -82,7 +82,7 @@ class Live:
         running = self._pools.running()
         shown = _busiest(running)
         told = await self._pools.told(shown)
-        budget_s = EXPLAIN_S / max(1, len(shown))
+        budget = _Budget(EXPLAIN_S, sum(_waits(each) for each in shown))
         revisions, now = self._revisions, time.time()
         return {
             "time": now,
@@ -97,7 +97,7 @@ class Live:
             "observed": sum(len(each.observed.requests) for each in running if each.observed is not None),
             "pools_left_out": len(running) - len(shown),
             "pools": [
-                {**_pool(pool), **await self._endpoints(pool), **await self._flows(each, pool, budget_s)}
+                {**_pool(pool), **await self._endpoints(_shown(pool)), **await self._flows(each, pool, budget)}
                 for each, pool in zip(shown, told, strict=True)
             ],
         }
@@ -136,7 +136,7 @@ class Live:
             rows.append(_endpoint(endpoint))
         return {"limit": _figure(limit), "endpoint_count": len(order), "stances": dict(stances), "endpoints": rows}
 
-    async def _flows(self, running: RunningPool, pool: pb.Pool, budget_s: float) -> dict[str, Any]:
+    async def _flows(self, running: RunningPool, pool: pb.Pool, budget: _Budget) -> dict[str, Any]:
         """Those that have something waiting, the longest waiting first."""
         waiting = _Waiting()
         found, _ = await flows.first([running], FLOWS, waiting, self._portions)
@@ -144,15 +144,34 @@ class Live:
         work = Work(self._portions)
         await work.next()
         rows: list[dict[str, Any]] = []
+        part_s = left_s = budget.part_s() if _waits(running) else 0.0
         for flow in found:
             if work.over:
                 await work.next()
             if flow.oldest_wait_s is None or not flow.leaf.queued:
                 continue
             began = perf_counter()
-            rows.append(_flow(flow, running, classes.get(flow.cls) if budget_s <= 0 else None))
-            budget_s -= perf_counter() - began
+            rows.append(_flow(flow, running, classes.get(flow.cls) if left_s <= 0 else None))
+            left_s -= perf_counter() - began
+        budget.took(part_s - max(0.0, left_s))
         return {"flow_count": waiting.count, "flows": rows}
+
+
+class _Budget:
+    """Seconds for explanations: the same for each pool in which something waits, and what one leaves is the others'."""
+
+    def __init__(self, seconds: float, pools: int) -> None:
+        self._left_s = seconds
+        self._pools = pools  # that have not had theirs
+
+    def part_s(self) -> float:
+        """Of the next pool."""
+        part_s = self._left_s / max(1, self._pools)
+        self._pools -= 1
+        return part_s
+
+    def took(self, seconds: float) -> None:
+        self._left_s -= seconds
 
 
 class _Waiting:
@@ -182,6 +201,12 @@ def _busiest(running: list[RunningPool]) -> list[RunningPool]:
         return running
     busiest = sorted(running, key=lambda each: -each.scheduler.queued)[:MOST_POOLS]
     return sorted(busiest, key=lambda each: each.pool.name)
+
+
+def _waits(running: RunningPool) -> bool:
+    """Whether something does, or would."""
+    would_be = running.would_be
+    return running.scheduler.queued > 0 or (would_be is not None and would_be.scheduler.queued > 0)
 
 
 def _shown(pool: pb.Pool) -> pb.Pool:

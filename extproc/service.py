@@ -117,7 +117,7 @@ class Service:
             )
         )
         try:
-            access_log = AccessLog(gate, tracking, self.metrics)
+            access_log = AccessLog(gate, tracking, self.metrics, journal)
             edge = edge_server.build(listen.ext_proc, processor, access_log, config.requests.max_body)
             servicer = Admin(self, revisions, portions)
             admin = AdminServer.build(listen.admin, config.admin, servicer, revisions.audit.denied)

@@ -70,7 +70,7 @@ WINDOWS = Row(
             (rate("fairlane_scrape_failures_total", ENDPOINT, "endpoint, kind"), "{{endpoint}} {{kind}}"),
         ),
         Panel(
-            "At the floor",
+            "Windows at their floor",
             "Endpoints whose window is as small as it may become.",
             "short",
             (Query(f"max by (pool, endpoint) (fairlane_endpoint_at_floor{{{ENDPOINT}}})", "{{endpoint}}"),),
@@ -252,8 +252,8 @@ OPERATIONS = Row(
             (f"time() - fairlane_config_loaded_timestamp_seconds{{{SERVICE}}}", "{{instance}}"),
         ),
         lines(
-            "Changes made live",
-            "Changes and attempts, by outcome.",
+            "Configuration changes by outcome",
+            "Changes made through the admin API, and attempts.",
             "cps",
             (rate("fairlane_config_changes_total", SERVICE, "outcome"), "{{outcome}}"),
         ),
@@ -266,8 +266,8 @@ OPERATIONS = Row(
             (rate("fairlane_series_left_out_total", SERVICE), "series"),
         ),
         lines(
-            "Values that cannot be",
-            "Claims of engines and clocks that were clamped or dropped.",
+            "Impossible values reported",
+            "Figures of engines (pages, token counts) and clocks that cannot be true: they were clamped or dropped.",
             "cps",
             (rate("fairlane_absurd_values_total", POOL, "pool, kind"), "{{pool}} {{kind}}"),
         ),

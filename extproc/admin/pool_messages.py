@@ -32,6 +32,7 @@ class PoolMessages:
             would_be = running.would_be
             if would_be is not None:
                 told.observed.CopyFrom(await self._told(would_be, engines, sources, work))
+                _with_own_figures(told.observed.endpoints, told.endpoints)
             found.append(told)
         return found
 
@@ -75,3 +76,12 @@ class PoolMessages:
 
     def _sources(self) -> dict[str, SourceState]:
         return {each.pool: each for each in self._control.sources()}
+
+
+def _with_own_figures(would_be: Iterable[pb.Endpoint], there: Iterable[pb.Endpoint]) -> None:
+    """What an engine has is as its page says: an observer takes off what would not be there."""
+    by_address = {endpoint.address: endpoint for endpoint in there}
+    for endpoint in would_be:
+        real = by_address.get(endpoint.address)
+        if real is not None and real.HasField("running_count"):
+            endpoint.running_count, endpoint.waiting_count = real.running_count, real.waiting_count

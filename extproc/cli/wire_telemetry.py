@@ -6,7 +6,9 @@
                  shipped share of requests are exported to a collector
     all traced   the same, but each request has its spans
 
-In turn, in each round, since only ratios within a round mean something on a shared machine.
+In turn, in each round, since only ratios within a round mean something on a shared machine; every other round the other
+way round, so that what drifts weighs on all alike. What is looked for is a few hundredths of what it is found in: there
+are twice as many rounds as for other measurements, and how far the ratios of the rounds are apart is told as well.
 """
 
 from __future__ import annotations
@@ -43,9 +45,11 @@ async def telemetry(directory: Path, scale: Scale, tell: Told) -> dict[str, Cpu]
     load = Load(0, scale.closed, body_bytes=SMALL)
     specs = [WaySpec(name, "fairlane", config={"telemetry": each}) for name, each in configs.items()]
     async with rig(directory, *specs, collector=port) as r, _pages_open(r):
-        for number in range(scale.rounds):
-            tell(f"telemetry: round {number + 1} of {scale.rounds}")
-            for name, cpu in found.items():
+        rounds = 2 * scale.rounds
+        for number in range(rounds):
+            tell(f"telemetry: round {number + 1} of {rounds}")
+            for name in list(configs) if number % 2 else reversed(configs):
+                cpu = found[name]
                 measured = asyncio.ensure_future(cpu_of(r, Row(name, name, load)))
                 if name in _WATCHED:
                     await r.metric(name, "fairlane_released_requests_total")
@@ -58,8 +62,17 @@ async def telemetry(directory: Path, scale: Scale, tell: Told) -> dict[str, Cpu]
 
 def costs(found: dict[str, Cpu], name: str) -> float:
     """CPU with it / CPU with telemetry off: the median of the rounds' ratios."""
-    pairs = zip(found[name].rounds_ms, found[OFF].rounds_ms, strict=True)
-    return statistics.median(one / off for one, off in pairs)
+    return statistics.median(_ratios(found, name))
+
+
+def apart(found: dict[str, Cpu], name: str) -> float:
+    """Half of the rounds' ratios are within this of each other."""
+    ratios = sorted(_ratios(found, name))
+    return ratios[(3 * len(ratios)) // 4] - ratios[len(ratios) // 4]
+
+
+def _ratios(found: dict[str, Cpu], name: str) -> list[float]:
+    return [one / off for one, off in zip(found[name].rounds_ms, found[OFF].rounds_ms, strict=True)]
 
 
 @contextlib.asynccontextmanager

@@ -37,7 +37,7 @@ class RequestLog(Section):
     slow_after: Seconds | None = 10.0  # a request that has waited for longer gets a line; None: none does
     refused: bool = True  # one that is refused gets a line
     lines_per_second: Annotated[float, Field(gt=0.0, le=10_000.0)] = (
-        20.0  # at most; then one says how many are left out
+        20.0  # of each kind; then one says how many are left out
     )
 
 

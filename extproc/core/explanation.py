@@ -38,6 +38,7 @@ class Hold(Enum):
     NO_ENDPOINT = "no_endpoint"  # none is there, or none answers
 
 
+_UNFORESEEN = (Hold.GATE, Hold.TENANT_CAP)
 _STANCES = {
     Stance.DOWN: "down",
     Stance.STALLED: "stalled: it answers, but makes no progress with what it has",
@@ -99,7 +100,7 @@ def explain(scheduler: Scheduler, request_id: str, now: float) -> Explanation | 
         flows=place.flows,
         waited_s=now - request.arrival,
         timeout_in_s=request.expires_at - now,
-        estimated_wait_s=_estimate_s(scheduler, request, now),
+        estimated_wait_s=_estimate_s(scheduler, request, cause.hold, now),
         sentence=cause.told,
         next=cause.then,
         priority=engine_priority(cls.policy, scheduler.inside.get(request.tenant, 0), scheduler.policy.priority_steps),
@@ -141,9 +142,11 @@ def _gates_of(gates: Gates) -> list[str]:
     return [name for name, limit in limits.items() if limit is not None]
 
 
-def _estimate_s(scheduler: Scheduler, request: Request, now: float) -> float | None:
-    """The rate at which requests went tells nothing while none can go."""
-    if scheduler.paused or _no_endpoint(scheduler, now) is not None:
+def _estimate_s(scheduler: Scheduler, request: Request, hold: Hold, now: float) -> float | None:
+    """The rate at which requests went tells nothing while none can go, nor while its class must let others pass."""
+    cls = scheduler.by_name[request.cls]
+    _, all_of_it = _class_cause(scheduler, cls, cls.queue.time)
+    if all_of_it is not None or hold in _UNFORESEEN or scheduler.paused or _no_endpoint(scheduler, now) is not None:
         return None
     return wait_s(scheduler, request, now)
 

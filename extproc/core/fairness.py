@@ -59,7 +59,7 @@ class _Look:
 class FairnessMeter:
     """Of one class; reads its queue and changes nothing. Times in seconds, by the scheduler's clock."""
 
-    __slots__ = ("_every", "_found", "_looks", "_number", "_of", "_since")
+    __slots__ = ("_every", "_found", "_looks", "_number", "_of", "_reckoned_at", "_since")
 
     def __init__(self) -> None:
         self._of: tuple[FairQueue, Flows] | None = None  # what the looks are of
@@ -71,6 +71,7 @@ class FairnessMeter:
         self._number = 0  # of the last look
         self._since: dict[int, int] = {}  # `Node.seq` of those eligible at the last look -> number of their first one
         self._found: Fairness | None = None
+        self._reckoned_at = -1  # number of the look that `_found` is of
 
     def look(self, cls: ClassQueue, now: float) -> int:
         """Returns how many children there are to look at. O(that). A second look at the same time is none."""
@@ -102,7 +103,6 @@ class FairnessMeter:
         looks.append(_Look(now, tags))
         while looks[0].at < now - SPAN_S:
             looks.popleft()
-        self._found = None
         return count
 
     def fairness(self, now: float) -> Fairness | None:
@@ -110,8 +110,8 @@ class FairnessMeter:
         looks = self._looks
         if len(looks) < 2 or now - looks[-1].at > OLD_S:
             return None
-        if self._found is None:
-            self._found = self._reckoned()
+        if self._reckoned_at != self._number:
+            self._found, self._reckoned_at = self._reckoned(), self._number
         return self._found
 
     def _reckoned(self) -> Fairness | None:

@@ -12,7 +12,7 @@ from extproc.core.model import Pick
 from extproc.edge import usage
 from extproc.edge.gate import Gate
 from extproc.edge.lenient import log_entries
-from extproc.edge.recorder import Recorder
+from extproc.edge.recorder import Journal, Recorder
 from extproc.edge.request_ids import AMBIGUOUS
 from extproc.edge.scheduler_driver import SchedulerDriver
 from extproc.edge.tracking import Tracking
@@ -26,10 +26,11 @@ _WARN_EACH_S = 60.0
 class AccessLog:
     """Envoy keeps one stream per worker open for ever; it ends when Envoy or this process does."""
 
-    def __init__(self, gate: Gate, tracking: Tracking, recorder: Recorder) -> None:
+    def __init__(self, gate: Gate, tracking: Tracking, recorder: Recorder, journal: Journal | None = None) -> None:
         self._gate = gate
         self._tracking = tracking
         self._recorder = recorder
+        self._journal = journal
         self._warned_at = float("-inf")
 
     async def stream(self, messages: AsyncIterator[bytes], _: Any) -> bytes:
@@ -70,8 +71,16 @@ class AccessLog:
             self._ignored(driver, named, said.ignored)
         for fault in said.faults:
             driver.endpoint_fault(fault)
+        if self._journal is not None and self._journal.tracing:
+            self._first_byte(ticket, entry.common_properties)
         driver.usage(said.usage)
         self._tracking.over(ticket)
+
+    def _first_byte(self, ticket: str, seen: access_log_pb2.AccessLogCommon) -> None:
+        """Envoy counts from the request's first byte, which is when it arrived."""
+        if self._journal is not None and seen.HasField("time_to_first_upstream_rx_byte"):
+            after = seen.time_to_first_upstream_rx_byte
+            self._journal.first_byte(ticket, after.seconds + after.nanos / 1e9)
 
     def _ignored(self, driver: SchedulerDriver, named: str | None, used: str) -> None:
         """Envoy sent a request to `used` in place of `named`."""

@@ -36,7 +36,8 @@ class PoolDriver(SchedulerDriver):
         self._pages: dict[str, Sample] = {}  # endpoint -> its last one
         self._reports_to = recorder
         self._journal_of_observer = None if journal is None else journal.of_observers
-        super().__init__(policy, endpoints, loop, recorder, tape, journal)
+        interrupted = None if journal is None else journal.interrupted
+        super().__init__(policy, endpoints, loop, recorder, tape, journal, interrupted)
 
     def observe(self, on: bool) -> None:
         """Whether requests are observed from now on. What is being observed is, to its end."""

@@ -48,10 +48,19 @@ class Journal(SchedulerJournal, Protocol):
     def of_observers(self) -> SchedulerJournal:
         """For what would become of requests that pass."""
 
-    def begin(self, request_id: str, origin: Origin) -> None:
-        """A request is about to arrive at its scheduler."""
+    def coming(self, request_id: str, x_request_id: str) -> None:
+        """A request is about to arrive at its scheduler. `x_request_id`: what Envoy calls it; empty: nothing."""
 
-    def denied(self, reason: Reason, message: str, model: str | None) -> None:
+    def begin(self, request_id: str, origin: Origin) -> None:
+        """The same, where `tracing`."""
+
+    def first_byte(self, request_id: str, after_s: float) -> None:
+        """The first byte of its answer came so long after its first arrival. Told late, by the access log."""
+
+    def interrupted(self, request_id: str, how: str) -> None:
+        """A held request is about to end, and not because its client has left: `handed_over`, `draining`, `passed`."""
+
+    def denied(self, reason: Reason, message: str, model: str | None, x_request_id: str) -> None:
         """A request was refused before it reached a scheduler."""
 
 

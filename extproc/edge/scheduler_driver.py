@@ -76,12 +76,15 @@ class SchedulerDriver:
         recorder: SchedulerRecorder,
         tape: Tape | None = None,
         journal: SchedulerJournal | None = None,
+        interrupted: Callable[[str, str], None] | None = None,
     ):
-        """`tape`: writes down all that happens; None: nobody does. `journal`: likewise, of single requests."""
+        """`tape`: writes down all that happens; None: nobody does. `journal`: likewise, of single requests.
+        `interrupted`: is told of a held request that ends, though its client has not left, and how."""
         self.name = policy.name
         self.scheduler = Scheduler(policy)
         self._tape = tape
         self._journal = journal
+        self._interrupted = interrupted
         self._streams: set[str] = set()  # requests whose stream has come and is not over
         self._loop = loop
         self._recorder = recorder
@@ -180,6 +183,8 @@ class SchedulerDriver:
         self._evicted.pop(request_id, None)
         request = self.scheduler.requests.get(request_id)
         if request is not None and request.state is State.QUEUED:
+            if how is not Interrupted.LEFT and self._interrupted is not None:
+                self._interrupted(request_id, how.value)
             match how:
                 case Interrupted.LEFT:
                     self._recorder.cancelled(self.name)

@@ -226,15 +226,17 @@ class ExternalProcessor:
         return True
 
     async def _refuse(self, exchange: Exchange, deny: Deny, facts: Facts) -> None:
-        self._refused(deny.reason, deny.message, facts.model)
+        self._refused(deny.reason, deny.message, facts)
         await exchange.answer(refuse(deny.reason, deny.message, 1, deny.param))
 
     async def _queue(self, exchange: Exchange, side: RequestSide, place: Queue, facts: Facts) -> bool:
         """Wait for the verdict, and tell it. Whether the stream is to be followed to its end."""
         event = place.event
         exchange.place = place
-        if self._journal is not None and self._journal.tracing:
-            self._journal.begin(event.id, _origin(exchange.context, facts))
+        if self._journal is not None:
+            self._journal.coming(event.id, place.request_id)
+            if self._journal.tracing:
+                self._journal.begin(event.id, _origin(exchange.context, facts))
         waiter = place.driver.arrive(event)
         if waiter.done():
             outcome = waiter.result()
@@ -272,10 +274,11 @@ class ExternalProcessor:
                 return True
         return False
 
-    def _refused(self, reason: Reason, message: str, model: str | None = None) -> None:
+    def _refused(self, reason: Reason, message: str, facts: Facts | None = None) -> None:
         self._recorder.refused(reason.code)
         if self._journal is not None:
-            self._journal.denied(reason, message, model)
+            model, request_id = (None, "") if facts is None else (facts.model, facts.request_id)
+            self._journal.denied(reason, message, model, request_id)
 
     def _never_sent(self, place: Queue) -> None:
         """It was released, and its stream was over by then: no engine has seen it, so it costs nothing."""

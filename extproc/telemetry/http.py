@@ -1,17 +1,25 @@
-"""The HTTP port: metrics, health, the state as JSON, and the live page. Read-only."""
+"""The HTTP port: metrics, health, the state as JSON, and the live page. Read-only.
+
+Whoever reaches it may ask: so it takes only so many connections (`http_connections`), tells nothing of a client in the
+log (`http_refusals`), and gives nothing to the page of somebody else in a browser on this machine (`http_origin`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from enum import Enum
-from typing import Any
+from typing import Any, cast
 
 import orjson
 from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from extproc.core.view import FlowView, PoolView
+from extproc.telemetry.http_connections import Connections, Limits
+from extproc.telemetry.http_origin import foreign_host, foreign_origin, is_loopback
+from extproc.telemetry.http_refusals import Refusals
 from extproc.telemetry.live.assets import HEADERS, assets
 from extproc.telemetry.live.feed import Feed
 from extproc.telemetry.live.source import LiveSource
@@ -20,7 +28,13 @@ from extproc.telemetry.metrics import EndpointSetStats, Exposition, ScrapeStats
 _MOST_FLOWS = 1_000
 _LONGEST_ID = 512  # characters
 _STOP_S = 1.0  # for answers under way, which then end wherever they are
+_BACKLOG = 128
+_OPEN_TO_ALL = ("/healthz", "/readyz")  # to those who look whether it lives, by whatever name
 _NO_PAGE = "the live page is off: it is there with `telemetry: {page: true}` in fairlane.yaml\n"
+_FOREIGN_HOST = (
+    "this port is on loopback, and answers those who ask for it by a name of loopback: ask at http://127.0.0.1:{port}, "
+    "or have it listen on another address (`listen: {{http: ...}}` in fairlane.yaml)\n"
+)
 
 
 class HttpPort:
@@ -35,6 +49,7 @@ class HttpPort:
         scrapers: Callable[[], list[ScrapeStats]] = list,
         sets: Callable[[], list[EndpointSetStats]] = list,
         live: LiveSource | None = None,
+        limits: Limits | None = None,
     ) -> None:
         """`live`: what the live page shows; None: there is no page."""
         self._exposition = Exposition(registry)
@@ -43,7 +58,12 @@ class HttpPort:
         self._flows = flows
         self._scrapers = scrapers
         self._sets = sets
-        app = web.Application()
+        self._refusals = Refusals()
+        self._connections = Connections(self._refusals, limits)
+        self._listening: asyncio.Server | None = None
+        self._bound = ("", 0)
+        self._on_loopback = True  # until it is known
+        app = web.Application(middlewares=[self._guard])
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
@@ -55,7 +75,9 @@ class HttpPort:
             app.router.add_get(path, self._asset)
         app.router.add_get("/events", self._events)
         app.router.add_get("/explain", self._explain)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_STOP_S)
+        self._runner = web.AppRunner(
+            app, access_log=None, logger=self._refusals.logger, handle_signals=False, shutdown_timeout=_STOP_S
+        )
 
     @property
     def watchers(self) -> int:
@@ -65,13 +87,36 @@ class HttpPort:
     async def start(self, host: str, port: int) -> None:
         """Raises OSError when the address is taken."""
         await self._runner.setup()
-        await web.TCPSite(self._runner, host, port).start()
+        server = cast(web.Server, self._runner.server)  # it is there from `setup` on
+        self._listening = listening = await asyncio.get_running_loop().create_server(
+            lambda: self._connections.protocol(server), host, port, backlog=_BACKLOG, start_serving=False
+        )
+        self._bound = (host, listening.sockets[0].getsockname()[1])
+        self._on_loopback = all(is_loopback(each.getsockname()[0]) for each in listening.sockets)
+        await listening.start_serving()
 
     async def stop(self) -> None:
         """Pages that are open end at once."""
+        if self._listening is not None:
+            self._listening.close()
         if self._feed is not None:
             self._feed.close()
         await self._runner.cleanup()
+        self._connections.close()
+        self._refusals.close()
+
+    @web.middleware
+    async def _guard(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        with self._connections.answering(request.transport):
+            if request.path in _OPEN_TO_ALL or not self._on_loopback:
+                return await handler(request)
+            host, port = self._bound
+            if foreign_host(request.headers.getall("host", []), host):
+                self._refusals.count("foreign_host")
+                return web.Response(status=403, text=_FOREIGN_HOST.format(port=port), headers=HEADERS)
+            return await handler(request)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         body, content_type = await self._exposition.page(request.headers.get("accept", ""))
@@ -105,12 +150,12 @@ class HttpPort:
     async def _events(self, request: web.Request) -> web.StreamResponse:
         if self._feed is None:
             return web.Response(status=404, text=_NO_PAGE)
-        return _foreign(request) or await self._feed.stream(request)
+        return self._foreign(request) or await self._feed.stream(request)
 
     async def _explain(self, request: web.Request) -> web.Response:
         if self._live is None:
             return web.Response(status=404, text=_NO_PAGE)
-        refused = _foreign(request)
+        refused = self._foreign(request)
         if refused is not None:
             return refused
         request_id = request.query.get("id", "")
@@ -121,12 +166,14 @@ class HttpPort:
             return _json({"error": "this request is not here: it is over, or another replica has it"}, 404, HEADERS)
         return _json(found, headers=HEADERS)
 
-
-def _foreign(request: web.Request) -> web.Response | None:
-    """Another site's page cannot read what is here, but it could open all the streams that there may be."""
-    if request.headers.get("sec-fetch-site") not in ("cross-site", "same-site"):
-        return None
-    return web.Response(status=403, text="only the live page itself may ask for this\n", headers=HEADERS)
+    def _foreign(self, request: web.Request) -> web.Response | None:
+        """Another site's page cannot read what is here, but it could open all the streams that there may be."""
+        headers = request.headers
+        by_fetch = headers.get("sec-fetch-site") in ("cross-site", "same-site")
+        if not by_fetch and not foreign_origin(headers.get("origin"), headers.get("host")):
+            return None
+        self._refusals.count("foreign_origin")
+        return web.Response(status=403, text="only the live page itself may ask for this\n", headers=HEADERS)
 
 
 def _json(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

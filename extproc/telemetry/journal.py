@@ -1,8 +1,8 @@
 """What the edge tells of single requests, handed on to those that write it down: log, spans, changes of state.
 
-It is called for each event of each pool, five to eight times for a request, so it does nothing itself, and asks
-nobody for whom there is nothing in the event. A part that
-fails does no harm to the others, and none to the edge: that is counted, and told once a minute at most.
+It is called for each event of each pool, five to eight times for a request, so it does nothing itself, and asks nobody
+for whom there is nothing in the event. A part that fails does no harm to the others, and none to the edge: that is
+counted, and told once a minute at most.
 
 Implements the edge's `Journal` by its structure; parts of one layer do not import each other.
 """
@@ -55,7 +55,11 @@ class Requests(Protocol):
 
     def seen(self, scheduler: Scheduler, event: Event, now: float, effects: Sequence[Effect]) -> None: ...
 
-    def denied(self, reason: Reason, message: str, model: str | None) -> None: ...
+    def coming(self, request_id: str, x_request_id: str) -> None: ...
+
+    def interrupted(self, request_id: str, how: str) -> None: ...
+
+    def denied(self, reason: Reason, message: str, model: str | None, x_request_id: str) -> None: ...
 
 
 class Changes(Protocol):
@@ -68,6 +72,8 @@ class Tracer(Protocol):
     """Spans, see `traces`."""
 
     def begin(self, request_id: str, origin: Origin, /) -> None: ...
+
+    def first_byte(self, request_id: str, after_s: float, /) -> None: ...
 
     def seen(self, scheduler: Scheduler, event: Event, now: float, effects: Sequence[Effect]) -> None: ...
 
@@ -99,8 +105,26 @@ class Journal:
         self._untold = 0
         self.of_observers = _OfObservers(self)
 
+    def coming(self, request_id: str, x_request_id: str) -> None:
+        """A request is about to arrive at its scheduler. `x_request_id`: what Envoy calls it."""
+        if self._requests is not None:
+            self._requests.coming(request_id, x_request_id)
+
+    def interrupted(self, request_id: str, how: str) -> None:
+        """A held request is about to end, and its client has not left."""
+        if self._requests is not None:
+            self._requests.interrupted(request_id, how)
+
+    def first_byte(self, request_id: str, after_s: float) -> None:
+        """The first byte of its answer came so long after its first arrival."""
+        if self._tracer is not None:
+            try:
+                self._tracer.first_byte(request_id, after_s)
+            except Exception:
+                self._failed("traces")
+
     def begin(self, request_id: str, origin: Origin) -> None:
-        """A request is about to arrive at its scheduler."""
+        """A request is about to arrive at its scheduler, and may be traced."""
         if self._tracer is not None:
             try:
                 self._tracer.begin(request_id, origin)
@@ -131,12 +155,12 @@ class Journal:
             except Exception:
                 self._failed("change_log")
 
-    def denied(self, reason: Reason, message: str, model: str | None) -> None:
+    def denied(self, reason: Reason, message: str, model: str | None, x_request_id: str) -> None:
         """A request was refused before it reached a scheduler."""
         self._woken()
         if self._requests is not None:
             try:
-                self._requests.denied(reason, message, model)
+                self._requests.denied(reason, message, model, x_request_id)
             except Exception:
                 self._failed("request_log")
 

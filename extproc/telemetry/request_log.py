@@ -79,6 +79,7 @@ class _Held:
     request: Request
     scheduler: Scheduler
     number: int  # among those of equal arrival
+    x_request_id: str
     looked_at: bool = False
     why: _Why | None = None
 
@@ -96,9 +97,9 @@ class RequestLog:
         self._arrivals: list[list[tuple[float, int, _Held]]] = []  # `sorted_blocks` of those that are not looked at yet
         self._numbers = itertools.count()
         self._left_out: Counter[tuple[str, str]] = Counter()  # kind, reason
-        self._allowed_at = clock()
+        self._coming = self._interrupted = ("", "")  # the last one: ticket, and its request id or way out
         self.configure(settings)
-        self._allowed = self._burst
+        self._allowed = {kind: (self._burst, clock()) for kind in (SLOW, REFUSED)}  # lines, as of when
 
     def configure(self, settings: Settings) -> None:
         """Also for what waits already."""
@@ -107,6 +108,14 @@ class RequestLog:
         self._burst = max(1.0, settings.lines_per_second)
 
     # -- what comes -------------------------------------------------------------------------------
+
+    def coming(self, ticket: str, x_request_id: str) -> None:
+        """The next event is its arrival."""
+        self._coming = (ticket, x_request_id)
+
+    def interrupted(self, ticket: str, how: str) -> None:
+        """The next event is its end, and its client has not left."""
+        self._interrupted = (ticket, how)
 
     def seen(self, scheduler: Scheduler, event: Event, now: float, effects: Sequence[Effect]) -> None:
         """A scheduler has taken in `event` and decided on `effects`."""
@@ -128,11 +137,13 @@ class RequestLog:
             elif type(effect) is Evict:
                 self._evicted(scheduler, effect)
 
-    def denied(self, reason: Reason, message: str, model: str | None) -> None:
+    def denied(self, reason: Reason, message: str, model: str | None, x_request_id: str = "") -> None:
         """A request was refused before it reached a scheduler."""
         if self._settings.refused and self._may_write(REFUSED, reason):
             fields = {"outcome": "refused", "reason": reason.code, "message": _cut(message, _LONGEST_TEXT)}
-            log.info("request_refused", **fields, **({} if model is None else {"model": _cut(model)}))
+            log.info(
+                "request_refused", **fields, **_named(x_request_id), **({} if model is None else {"model": _cut(model)})
+            )
 
     def tick(self, now: float) -> None:
         """To be called once a second while there are requests, and once more after the last."""
@@ -156,8 +167,14 @@ class RequestLog:
 
     def _hold(self, request: Request, scheduler: Scheduler) -> None:
         number = next(self._numbers)
-        held = self._held[request.id] = _Held(request, scheduler, number)
+        held = self._held[request.id] = _Held(request, scheduler, number, self._id_of(request.id))
         insert(self._arrivals, (request.arrival, number, held))
+
+    def _id_of(self, ticket: str, held: _Held | None = None) -> str:
+        """What Envoy calls it; empty: not known."""
+        if held is not None:
+            return held.x_request_id
+        return self._coming[1] if self._coming[0] == ticket else ""
 
     def _drop(self, request_id: str) -> _Held | None:
         held = self._held.pop(request_id, None)
@@ -195,6 +212,7 @@ class RequestLog:
         """`held`: None, where it went as it came; it had waited in another process."""
         if self._may_write(SLOW):
             fields = _fields(scheduler, effect.id, effect.tenant, effect.cls, effect.waited_s)
+            fields |= _named(self._id_of(effect.id, held))
             log.info("request_slow", **fields, outcome="released", endpoint=effect.endpoint, **_explanation(held))
 
     def _left(self, held: _Held, now: float) -> None:
@@ -203,8 +221,11 @@ class RequestLog:
         if request.state is not _CANCELLED:
             return  # it went, and a fault has lost the word
         if waited_s > self._slow_after and self._may_write(SLOW):
+            ticket, how = self._interrupted
             fields = _fields(held.scheduler, request.id, request.tenant, request.cls, waited_s)
-            log.info("request_slow", **fields, outcome="left", **_explanation(held))
+            fields |= _named(held.x_request_id)
+            outcome = how if ticket == request.id else "left"
+            log.info("request_slow", **fields, outcome=outcome, **_explanation(held))
 
     def _refused(self, scheduler: Scheduler, held: _Held | None, effect: Refuse) -> None:
         """`held`: None, where it was refused at the door."""
@@ -212,6 +233,7 @@ class RequestLog:
         kind = REFUSED if self._settings.refused else SLOW
         if (slow or self._settings.refused) and self._may_write(kind, effect.reason):
             fields = _fields(scheduler, effect.id, effect.tenant, effect.cls, effect.waited_s)
+            fields |= _named(self._id_of(effect.id, held))
             told = {"reason": effect.reason.code, "message": _cut(effect.message, _LONGEST_TEXT)}
             log.info(f"request_{kind}", **fields, outcome="refused", **told, **(_explanation(held) if slow else {}))
 
@@ -226,14 +248,13 @@ class RequestLog:
     # -- how many lines -----------------------------------------------------------------------------
 
     def _may_write(self, kind: str, reason: Reason | None = None) -> bool:
-        """A bucket of `lines_per_second`, which holds those of one second; of one line, where it is less."""
-        now = self._clock()
-        gained = (now - self._allowed_at) * self._settings.lines_per_second
-        self._allowed = min(self._burst, self._allowed + gained)
-        self._allowed_at = now
-        if self._allowed >= 1.0:
-            self._allowed -= 1.0
+        """Each kind has a bucket of `lines_per_second`, which holds those of one second; one line, where it is less."""
+        now, (allowed, at) = self._clock(), self._allowed[kind]
+        allowed = min(self._burst, allowed + (now - at) * self._settings.lines_per_second)
+        if allowed >= 1.0:
+            self._allowed[kind] = (allowed - 1.0, now)
             return True
+        self._allowed[kind] = (allowed, now)
         self._left_out[kind, "" if reason is None else reason.code] += 1
         return False
 
@@ -256,6 +277,10 @@ def _fields(scheduler: Scheduler, ticket: str, tenant: str, cls: str, waited_s: 
         "class": cls,
         "waited_s": round(waited_s, 3),
     }
+
+
+def _named(x_request_id: str) -> dict[str, str]:
+    return {"x_request_id": _cut(x_request_id)} if x_request_id else {}
 
 
 def _explanation(held: _Held | None) -> dict[str, Any]:

@@ -137,7 +137,11 @@ class Tracer:
             ) from error
         except SpansError as error:
             raise TraceError(str(error)) from error
-        export = Export(spans.send, spans.shutdown, dropped, settings.otlp, spans.close)
+        try:
+            export = Export(spans.send, spans.shutdown, dropped, settings.otlp, spans.close)
+        except BaseException:  # no thread can be had
+            spans.close()
+            raise
         return Tracer(export, settings.sample, dropped)
 
     def __init__(
@@ -191,6 +195,12 @@ class Tracer:
         model = None if origin.model is None else cut(origin.model)
         self._open[request_id] = Record(request_id, parent, state, model, cut(origin.path), origin.stream)
 
+    def first_byte(self, request_id: str, after_s: float) -> None:
+        """The first byte of its answer came so long after its first arrival: as Envoy's access log has it."""
+        record = self._open.get(request_id)
+        if record is not None and record.first_byte_at is None and record.arrival is not None:
+            record.first_byte_at = record.arrival + after_s
+
     def seen(self, scheduler: Scheduler, event: Event, now: float, effects: Sequence[Effect]) -> None:
         """A scheduler has taken in an event. To be read only."""
         requests = self._open
@@ -218,12 +228,15 @@ class Tracer:
     def close(self) -> None:
         """Send what is over, for so long as that may take (2.5 s), and end. Blocks."""
         records, self._open, self._pools = list(self._open.values()), {}, {}
+        given_up = 0
         for record in records:
             if record.ended_at is not None:  # its cost is not final yet
                 self._export.offer(record)
             else:
-                self._dropped("shutdown", SPANS)
-        self._export.close()
+                given_up += SPANS
+        if given_up:
+            self._dropped("shutdown", given_up)
+        self._export.close(given_up)
 
     # -- events of a request that is followed -----------------------------------------------------
 

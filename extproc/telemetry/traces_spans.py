@@ -12,8 +12,12 @@ Attributes are those of the GenAI conventions as far as they have them, then `fa
 left out: nobody here knows it, and a guess such as `openai` would be added up with what was bought there. No prompt,
 answer, header or key is among them; what a client named (tenant, model) is cut and escaped.
 
-The exporters tell what goes wrong in their own logs alone. Those are kept from standard error, where they would come
-again and again and with text of clients in it; the last one is what `Spans.send` returns.
+The exporters tell what goes wrong in their own logs alone. Those are kept from standard error (`traces_complaints`);
+the last one is what `Spans.send` returns.
+
+To the HTTP exporter any status below 400 means that the spans have been taken, and it follows no redirect: spans would
+be lost unseen. So its session takes a redirect for an error. A session that a credential provider makes
+(OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER) is left as it is: the exporter shows it to nobody.
 
 Standard environment variables hold for all that `telemetry.traces` does not say: OTEL_EXPORTER_OTLP_HEADERS,
 _CERTIFICATE, _TIMEOUT, _COMPRESSION, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_SPAN_*_LIMIT. Which requests
@@ -23,8 +27,10 @@ are followed is decided before (OTEL_TRACES_SAMPLER means nothing here).
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import structlog
@@ -38,15 +44,22 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from extproc.config.telemetry import Traces
 from extproc.config.units import split_host_port
+from extproc.telemetry.traces_complaints import Complaints, clean, while_made, without_credentials
 from extproc.telemetry.traces_record import Held, Record, Refused
+
+if TYPE_CHECKING:
+    import requests
 
 log = structlog.get_logger()
 
 _Attributes = dict[str, str | int | float | bool]
 
-_SDK = "opentelemetry"  # the loggers of all its parts
 _GRPC_PORT = 4317
 _HTTP_PATH = "/v1/traces"
+_SESSIONS = (
+    "OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER",
+    "OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER",
+)
 
 # Endings of paths, the more special ones first.
 _OPERATIONS = (
@@ -73,26 +86,21 @@ class SpansError(Exception):
 def make_spans(settings: Traces, version: str, dropped: Callable[[str, int], None]) -> Spans:
     """`settings.otlp` is set. Raises SpansError, and ImportError where an exporter is not installed."""
     try:
-        return Spans(_exporter(settings), version, dropped)
+        with while_made():
+            return Spans(_exporter(settings), version, dropped)
     except (SpansError, ImportError):
         raise
     except Exception as error:  # the environment is read in many places, each with errors of its own
+        told = without_credentials(f"{type(error).__name__}: {error}")
         raise SpansError(
-            f"telemetry.traces: no exporter can be made ({type(error).__name__}: {error}); are the environment "
-            "variables right that begin with OTEL_?"
+            f"telemetry.traces: no exporter can be made ({told}); are the environment variables right that begin with "
+            "OTEL_?"
         ) from error
 
 
 def operation(path: str) -> str:
     """Name of what a request asks for, as `gen_ai.operation.name`. One of few, whatever the path."""
     return next((name for ending, name in _OPERATIONS if path.endswith(ending)), _OTHER)
-
-
-def clean(text: str) -> str:
-    """`text` without what breaks a line, a terminal or UTF-8: such characters stand as Python writes them."""
-    if text.isprintable():  # so no lone surrogate is in it
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 class Spans:
@@ -120,13 +128,10 @@ class Spans:
         self._tracer = provider.get_tracer("fairlane", version)
         self._propagator = TraceContextTextMapPropagator()
         self._offset = 0.0  # from `clock` to the time of day
-        self._heard = _Heard()
-        self._logger = logging.getLogger(_SDK)
-        self._propagated, self._logger.propagate = self._logger.propagate, False
-        self._logger.addHandler(self._heard)
         for cls in type(exporter).__mro__:
             # Its filter lets the same complaint through once in 20 s, so that a second failure would have no cause.
             logging.getLogger(cls.__module__).filters.clear()
+        self._heard = Complaints()
 
     def send(self, records: Sequence[Record]) -> str | None:
         """What went wrong; None: the collector has them."""
@@ -143,17 +148,18 @@ class Spans:
         spans = self._ended.take()
         if not spans:  # OTEL_SDK_DISABLED
             return None
-        if self._exporter.export(spans) is SpanExportResult.SUCCESS:
-            return None
-        return self._heard.last
+        try:
+            result = self._exporter.export(spans)
+        except Exception as error:
+            return without_credentials(f"{type(error).__name__}: {error}")
+        return None if result is SpanExportResult.SUCCESS else self._heard.last
 
     def shutdown(self) -> None:
         self._exporter.shutdown()
 
     def close(self) -> None:
         """No `send` is under way, and none will be: what the exporter says is nobody's any more."""
-        self._logger.removeHandler(self._heard)
-        self._logger.propagate = self._propagated
+        self._heard.close()
 
     # -- one request ------------------------------------------------------------------------------
 
@@ -232,18 +238,6 @@ class _Ended(SpanProcessor):
     def take(self) -> list[ReadableSpan]:
         spans, self._spans = self._spans, []
         return spans
-
-
-class _Heard(logging.Handler):
-    """The last complaint of an exporter. What other parts say is dropped: it may have text of clients in it."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.last = "the exporter does not say why"
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if ".grpc" in record.name or ".http" in record.name:
-            self.last = clean(record.getMessage())
 
 
 # -- attributes -----------------------------------------------------------------------------------
@@ -357,4 +351,25 @@ def _exporter(settings: Traces) -> SpanExporter:
         return OTLPSpanExporter(endpoint=url)
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as OTLPHttpSpanExporter
 
-    return OTLPHttpSpanExporter(endpoint=url if parts.path.strip("/") else url.rstrip("/") + _HTTP_PATH)
+    return OTLPHttpSpanExporter(
+        endpoint=url if parts.path.strip("/") else url.rstrip("/") + _HTTP_PATH,
+        session=None if any(os.environ.get(name) for name in _SESSIONS) else _session(),
+    )
+
+
+def _session() -> requests.Session:
+    import requests
+
+    session = requests.Session()
+    session.hooks["response"].append(_no_redirect)
+    return session
+
+
+def _no_redirect(response: requests.Response, *_: object, **__: object) -> None:
+    if 300 <= response.status_code < 400:  # where to is not told: it may hold a token
+        from requests.exceptions import HTTPError
+
+        raise HTTPError(
+            f"it answers {response.status_code}: its traces are taken at another address, which telemetry.traces.otlp "
+            "must have"
+        )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from reads_case import E1, VIEWER, FakeControl, FakeRevisions, PoolCase, a_config, called_by, refused
+from reads_case import E1, IDLE, VIEWER, FakeControl, FakeRevisions, PoolCase, a_config, called_by, refused
 
 from extproc import __version__
 from extproc.admin import flows, portions, reads
@@ -14,6 +15,7 @@ from extproc.admin.control import EngineState, SourceState
 from extproc.admin.portions import Portions, Work
 from extproc.admin.reads import Reads
 from extproc.config.overlay import Overlay, Setting
+from extproc.core.events import Scraped
 from extproc.pb.admin.v1 import admin_pb2 as pb
 
 
@@ -306,6 +308,8 @@ async def test_what_would_be_stands_beside_what_is(mode: str) -> None:
     case.pool = case.pool.model_copy(update={"mode": mode})
     for number, tenant in enumerate("xyy"):
         case.arrive(f"r{number}", tenant, observed=True)
+    case.apply(Scraped(E1, replace(IDLE, running=3, waiting=2, started=case.now)))
+    case.apply(Scraped(E1, replace(IDLE, running=1, started=case.now)), observed=True)  # without those that would wait
     case.now += 4.0
     read = a_reads(case)
     pool = await read.GetPool(pb.GetPoolRequest(pool="a"), None)
@@ -319,6 +323,7 @@ async def test_what_would_be_stands_beside_what_is(mode: str) -> None:
     assert (shown.name, shown.mode, shown.queued_count, shown.in_flight_slots) == ("a", pb.OBSERVE, 2, 1)
     assert (shown.classes[0].hold, shown.classes[0].oldest_wait.seconds) == ("window", 4)
     assert (shown.endpoints[0].in_flight_slots, pool.endpoints[0].in_flight_slots) == (1, 0)
+    assert (shown.endpoints[0].running_count, shown.endpoints[0].waiting_count) == (3, 2)  # as its page says
     assert not shown.HasField("observed")
     assert [(flow.tenant, flow.queued_count, flow.observed) for flow in listed.flows] == [
         ("y", 2, True),

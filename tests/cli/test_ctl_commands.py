@@ -393,8 +393,132 @@ def test_a_pool_with_its_classes_and_endpoints(service: Service) -> None:
     )
     lines = [line.split() for line in good(service.run("pool", "llama")).splitlines()]
     assert ["traffic", "paused"] in lines
-    assert ["batch", "2", "5", "0", "0", "1m30s", "no"] in lines
-    assert lines[-1][:8] == ["10.0.0.1:80", "fresh", "0", "0", "0", "0", "-", "0.25"]
+    assert ["batch", "2", "5", "0", "0", "1m30s", "-", "-", "-", "no"] in lines
+    assert lines[-1][:10] == ["10.0.0.1:80", "fresh", "0", "0", "0", "0", "0", "0", "-", "0.25"]
+    assert not {"leaked", "nothing", "observed:"} & {line[0] for line in lines if line}
+
+
+def test_a_pool_says_what_holds_each_class(service: Service) -> None:
+    """What the runbooks of docs/operations.md look for: the hold and its sentence, gates, room, leaks, a standstill."""
+    service.answers["GetPool"] = pb.Pool(
+        name="llama",
+        mode=pb.ENFORCE,
+        percentage=100,
+        traffic=pb.OPEN,
+        since_release=seconds(31),
+        leaked_slots=2,
+        classes=[
+            pb.ClassStats(
+                name="chat",
+                queued_count=3,
+                oldest_wait=seconds(40),
+                wait_objective=seconds(5),
+                hold="window",
+                sentence="no endpoint has room",
+                next="a request inside ends",
+            ),
+            pb.ClassStats(
+                name="batch",
+                rank=1,
+                queued_count=1,
+                oldest_wait=seconds(7),
+                hold="gate",
+                sentence="the gate max_tpot is closed",
+                gates=[pb.Gate(name="max_tpot", closed_count=2), pb.Gate(name="max_waiting")],
+            ),
+            pb.ClassStats(name="idle", rank=2),
+        ],
+        endpoints=[
+            pb.Endpoint(
+                address="10.0.0.1:80",
+                pool="llama",
+                stance=pb.FRESH,
+                in_flight_slots=6,
+                limit=8.5,
+                room=1.25,
+                capacity=8,
+                failed_count=3,
+                turned_away_count=4,
+            )
+        ],
+    )
+    assert good(service.run("pool", "llama")).splitlines() == [
+        "pool                  llama",
+        "mode                  enforce",
+        "traffic               open",
+        "models                -",
+        "queued                0 (0B)",
+        "in flight             0",
+        "known                 0",
+        "released/s            0",
+        "nothing released for  31.0s",
+        "leaked slots          2 (no stream holds them: a fault of Fairlane)",
+        "observed              0",
+        "endpoints             -",
+        "",
+        "CLASS  RANK  QUEUED  IN FLIGHT  TENANTS  OLDEST WAIT  OBJECTIVE  HELD BY  GATES CLOSED   RETIRING",
+        "chat      0       3          0        0        40.0s       5.0s  window   -              no",
+        "batch     1       1          0        0         7.0s          -  gate     max_tpot at 2  no",
+        "idle      2       0          0        0            -          -  -        -              no",
+        "chat: no endpoint has room; goes when: a request inside ends",
+        "batch: the gate max_tpot is closed",
+        "",
+        "ENDPOINT     POOL   STANCE  IN FLIGHT  LIMIT  ROOM  CAPACITY  FOREIGN  RUNNING  WAITING  KV  TPOT  PAGE AGE"
+        "  FAILED  TURNED AWAY  ENGINE  PRIORITY BY  LAST ERROR",
+        "10.0.0.1:80  llama  fresh           6    8.5  1.25         8        0        -        -   -     -         -"
+        "       3            4  -       -            -",
+    ]
+
+
+@pytest.mark.parametrize(("waited", "told"), [(30, False), (31, True)])
+def test_a_pool_that_releases_now_and_then_is_no_news(service: Service, waited: int, told: bool) -> None:
+    service.answers["GetPool"] = pb.Pool(name="llama", since_release=seconds(waited))
+    assert ("nothing released for" in good(service.run("pool", "llama"))) == told
+
+
+def test_a_pool_that_observes_shows_what_would_be(service: Service) -> None:
+    held = pb.ClassStats(name="chat", queued_count=4, hold="window", sentence="no endpoint has room", next="one ends")
+    service.answers["GetPool"] = pb.Pool(
+        name="llama",
+        mode=pb.OBSERVE,
+        percentage=100,
+        observed_count=9,
+        classes=[pb.ClassStats(name="chat")],
+        observed=pb.Pool(
+            name="llama",
+            queued_count=4,
+            classes=[held],
+            endpoints=[pb.Endpoint(address="10.0.0.1:80", pool="llama", stance=pb.FRESH, limit=2)],
+        ),
+    )
+    lines = good(service.run("pool", "llama")).splitlines()
+    mark = lines.index("observed: requests pass as they come, and this is what would be if they waited their turn")
+    before, after = lines[:mark], lines[mark:]
+    assert "would be" not in "".join(before)
+    assert "HELD BY" in "".join(before)
+    assert "queued      4 (0B)" in after
+    (heads,) = (line for line in after if line.startswith("CLASS"))
+    assert "WOULD BE HELD BY" in heads
+    assert "chat would be held: no endpoint has room; goes when: one ends" in after
+    assert after[-1].startswith("10.0.0.1:80")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_hostile_names_in_a_pool_are_escaped(service: Service, monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    evil = "a\x1b[2J\nb\u202e"
+    stats = pb.ClassStats(name=evil, hold=evil, sentence=evil, next=evil, gates=[pb.Gate(name=evil, closed_count=1)])
+    part = pb.Pool(name=evil, models=[evil], endpoint_source=evil, endpoint_source_error=evil, classes=[stats])
+    part.endpoints.append(pb.Endpoint(address=evil, pool=evil, last_error=evil))
+    told = pb.Pool()
+    told.CopyFrom(part)
+    told.observed.CopyFrom(part)
+    service.answers["GetPool"] = told
+    monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda _: terminal, raising=False)
+    shown = good(service.run("pool", "llama", env={"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "400"}))
+    assert all(line.isprintable() for line in shown.splitlines())
+    name = r"a\x1b[2J\nb\u202e"
+    assert f"{name}: {name}; goes when: {name}" in shown.splitlines()
+    assert f"{name} would be held: {name}; goes when: {name}" in shown.splitlines()
 
 
 @pytest.mark.parametrize("name", ["dump.jsonl", "dump.jsonl.gz", "-"])

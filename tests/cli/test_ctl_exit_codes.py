@@ -244,11 +244,16 @@ def test_a_fault_of_its_own_is_a_message_too(service: Service, monkeypatch: pyte
 
 @pytest.mark.parametrize("arguments", [("watch", "-o", "json"), ("dump", "-")])
 def test_ctrl_c_is_quiet(service: Service, arguments: tuple[str, ...]) -> None:
-    """`watch` is meant to end so; anything else has not done what it should."""
+    """`watch` is meant to end so; anything else has not done what it should. A shell may start the tests with SIGINT
+    ignored (a job in the background), which children inherit, and Python leaves as it is: so it is set back."""
     service.answers["WatchStats"] = [pb.Stats(revision=1)]
     service.answers["DumpState"] = [pb.DumpStateResponse(section="status")]
     service.holds = True
-    command = [sys.executable, "-m", "extproc.cli.main", "ctl", "--address", service.address, *arguments]
+    begin = (
+        "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "runpy.run_module('extproc.cli.main', run_name='__main__', alter_sys=True)"
+    )
+    command = [sys.executable, "-c", begin, "ctl", "--address", service.address, *arguments]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
         try:

@@ -68,8 +68,8 @@ def test_what_is_not_set_is_a_dash(service: Service) -> None:
     )
     heads, row = (line.split() for line in service.run("endpoints").stdout.splitlines())
     assert heads[:3] == ["ENDPOINT", "POOL", "STANCE"]
-    #                              stance, in flight, capacity, foreign, running, waiting, kv, tpot, page age, ...
-    assert row == ["10.0.0.1:80", "a", "-", "0", "0", "0", "-", "-", "-", "-", "-", "-", "-", "-"]
+    # stance, in flight, capacity, foreign, running, waiting, kv, tpot, page age, failed, turned away, ...
+    assert row == ["10.0.0.1:80", "a", "-", "0", "0", "0", "-", "-", "-", "-", "-", "0", "0", "-", "-", "-"]
 
 
 def test_json_has_the_names_of_the_api_and_all_fields(service: Service) -> None:

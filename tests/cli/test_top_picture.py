@@ -106,7 +106,8 @@ def test_the_header() -> None:
     drains = usual()
     drains.figures.status.serving = False
     assert "DRAINS" in lines(drains)[0]
-    assert lines(usual(), Choices(paused=True))[0].endswith(" PAUSED ")
+    assert lines(usual(), Choices(paused=True))[0].endswith(" PAUSED at 22:13:20Z ")
+    assert lines(usual(), Choices(paused=True), columns=59)[0].endswith(" PAUSED ")
 
 
 @pytest.mark.parametrize(
@@ -218,6 +219,42 @@ def test_where_not_all_rows_fit_it_is_said_how_many_do() -> None:
     assert shown[16].startswith("  tenant 1-6/2000 ")
 
 
+def test_where_not_all_classes_fit_those_that_hold_are_first() -> None:
+    idle = [a_class("interactive", rank=0), a_class("agent", rank=1), a_class("batch", rank=2)]
+    works = [a_class("interactive", rank=0), a_class("agent", rank=1, in_flight_slots=2), a_class("batch", rank=2)]
+    holds = [
+        a_class("interactive", rank=0, queued_count=2),
+        a_class("agent", rank=1),
+        a_class("batch", rank=2, queued_count=9, oldest_wait_s=95, wait_objective_s=30),
+    ]
+    pools = [
+        a_pool(name, queued_count=11 if name == "c" else 0, classes=classes, endpoints=[an_endpoint(pool=name)] * 4)
+        for name, classes in (("a", idle), ("b", works), ("c", holds))
+    ]
+    flows = [flow(f"t{number}", pool="c") for number in range(20)]
+    shown = lines(seen(pools, flows), columns=80, height=24)
+    rows = part(shown, "class")
+    assert len(rows) < 9
+    assert [row.split()[:2] for row in rows][:4] == [
+        ["batch", "c"], ["interactive", "c"], ["agent", "b"], ["interactive", "a"]
+    ]  # fmt: skip
+    assert part(lines(seen(pools, flows), columns=80, height=14), "#")[0].split()[:2] == ["3", "c"]
+    # where all fit they stand where they always do
+    rows = part(lines(seen(pools, flows), columns=80, height=60), "class")
+    assert [row.split()[1] for row in rows] == ["a"] * 3 + ["b"] * 3 + ["c"] * 3
+
+
+def test_a_pool_that_observes() -> None:
+    shown = lines(seen([a_pool("a"), a_pool("b", mode=pb.OBSERVE, queued_count=5)]), columns=120)
+    assert "held 30  in flight 6  would be held 5" in shown[0]
+    assert shown[1].startswith("observing: b (what would be)  file ")
+
+
+def test_the_help_says_what_figures_mean() -> None:
+    shown = lines(usual(), Choices(help=True))
+    assert " rel/s: released in a second, an average of 30 s" in [line.rstrip() for line in shown]
+
+
 def test_sections_are_hidden() -> None:
     shown = lines(usual(), Choices(hidden=frozenset(("endpoints", "classes"))))
     assert not any(line.startswith(("endpoint", "class")) for line in shown)
@@ -280,6 +317,14 @@ def test_figures_that_do_not_come() -> None:
     assert "NO NEW" not in lines(usual(now=NOW + 3.0))[1]
     assert lines(usual(now=NOW + 75.0))[1] == "NO NEW FIGURES for 1m15s: these are old"
     assert "NO NEW" not in lines(usual(now=NOW + 75.0, interval_s=30.0))[1]
+
+
+def test_paused_figures_are_no_fault_while_others_come() -> None:
+    paused = Choices(paused=True)
+    shown = lines(usual(now=NOW + 75.0, newest_at=NOW + 74.0), paused)
+    assert not any("NO NEW" in line for line in shown)
+    assert shown[0].endswith(" PAUSED at 22:13:20Z ")
+    assert lines(usual(now=NOW + 75.0, newest_at=NOW + 60.0), paused)[1] == "NO NEW FIGURES for 15s: these are old"
 
 
 # ---- all of it at once

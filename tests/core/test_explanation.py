@@ -323,3 +323,20 @@ def test_deadlines_of_a_mass_cancel_are_dropped() -> None:
         case.scheduler.apply(End(f"r{i}"), case.now)
     assert len(case.scheduler.deadlines) <= 300
     assert case.scheduler.next_deadline() is None
+
+
+def test_no_wait_is_foreseen_for_a_class_that_others_pass() -> None:
+    case = Case(a_fixed_pool(*two_classes(), slots=1))
+    inside = fill(case, 1, cls="batch")
+    for number in range(4):
+        case.arrive(f"low{number}", "t", "batch")
+    for _ in range(3):  # its rate is known
+        case.now += 1.0
+        inside = released(case.end(inside[0]))
+    assert told_of(case, "low3").estimated_wait_s is not None
+    case.arrive("high", "u")
+    assert the_hold(case, "low3")[0] is Hold.HIGHER_CLASS
+    assert told_of(case, "low3").estimated_wait_s is None
+    case.arrive("low4", "t", "batch")
+    assert the_hold(case, "low4")[0] is Hold.FLOW
+    assert told_of(case, "low4").estimated_wait_s is None  # those before it wait for the others, too

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_playwright
+from playwright.async_api import Browser, ConsoleMessage, Error, Page, Request, async_playwright
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "live"))  # the scenes
 
@@ -83,11 +83,19 @@ class Watched:
     async def until(self, condition: str) -> None:
         """`condition`: JavaScript. (`wait_for_function` evaluates a text inside the page, which its policy forbids.)"""
         deadline = time.monotonic() + WITHIN_S
-        while not await self.page.evaluate(condition):
+        while not await self._holds(condition):
             if time.monotonic() > deadline:
                 text = await self.page.inner_text("body")
                 raise AssertionError(f"not within {WITHIN_S} s: {condition}; the page says:\n{text[:3000]}")
             await asyncio.sleep(0.02)
+
+    async def _holds(self, condition: str) -> bool:
+        try:
+            return bool(await self.page.evaluate(condition))
+        except Error as error:
+            if "context was destroyed" not in error.message:
+                raise
+            return False  # the page is being loaded anew
 
     async def until_updated(self) -> None:
         """What came after this call is shown."""

@@ -11,9 +11,11 @@ from pathlib import Path
 import aiohttp
 import pytest
 import pytest_asyncio
-from page_case import DESKTOP, PHONE, Watched, chromium, page_of
+from page_case import DESKTOP, PHONE, WITHIN_S, Watched, chromium, page_of
 from playwright.async_api import Browser
 from rig import FAST_ENGINE, chat, running, until
+
+from extproc import live
 
 from live_case import Place, Scene, a_config, serving, worked  # isort: skip  # found through page_case
 
@@ -67,7 +69,7 @@ async def test_at_rest(browser: Browser) -> None:
         assert await page.text(".waiting caption") == "Nothing waits."
         assert await page.texts(".classes .holds .why") == ["Nothing waits."] * 3
         assert await page.texts(".endpoints .stance") == ["● fresh"] * 4
-        assert await page.text(".summary") == "0 held · 0 of 32 slots in flight · 0 released/s"
+        assert await page.text(".summary") == "0 held · 0 of 32 slots in flight · 0 released/s (30 s average)"
         assert (await page.text("#facts")).split("\n")[:4] == ["State", "serving", "Held", "0"]
         assert await page.page.title() == "Fairlane"
         assert not await page.page.locator("#connection").inner_text()
@@ -278,6 +280,74 @@ async def test_a_service_that_is_silent_is_not_shown_as_fresh(
         page.clean()
 
 
+async def test_what_it_cannot_read_is_not_shown_as_live(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(a_config(controller="fixed", fixed=1, overtake=0), engines=1)
+    async with serving(scene) as place, page_of(browser, place.url) as page:
+        await page.until_updated()
+        page.clean()
+        snapshot = place.live.snapshot
+
+        async def of_another_kind() -> dict[str, object]:
+            return {**await snapshot(), "pools": [{"name": "llama-70b"}]}
+
+        with monkeypatch.context() as patched:
+            patched.setattr(place.live, "snapshot", of_another_kind)
+            await page.until("document.body.classList.contains('old')")
+            assert (await page.text("#connection")).startswith("What Fairlane tells cannot be read by this page since ")
+            clock = await page.text(".clock")
+            assert clock.startswith("Old: as of ")
+            told = len(page.faults)
+            while len(page.faults) < told + 2:  # more of it has come
+                await page.until("true")
+            assert await page.text(".clock") == clock
+            assert await page.text("#connection")
+        scene.arrive()
+        scene.arrive()
+        await page.until(held(1))
+        await page.until("!document.body.classList.contains('old')")
+        assert await page.text("#connection") == ""
+        # the same of what the charts show
+        history = place.live.history
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                place.live, "history", lambda: {**history(), "pools": {"llama-70b": {"t": [], "held": None}}}
+            )
+            await page.until("document.body.classList.contains('old')")
+        assert page.strangers == []
+
+
+async def test_the_page_of_another_version_is_loaded_once(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(Scene(a_config())) as place, page_of(browser, place.url) as page:
+        first = await page.text("#version")
+        shows = "document.getElementById('version').textContent === '%s'"
+        for version in ("99.0", first):  # two that answer in turn
+            async with page.page.expect_event("load", timeout=1000 * WITHIN_S):
+                monkeypatch.setattr(live, "__version__", version)
+            await page.until(shows % version)
+        await page.page.evaluate("window.before = true")
+        monkeypatch.setattr(live, "__version__", "99.0")
+        await page.until(shows % "99.0")
+        await page.until_updated()
+        assert await page.page.evaluate("window.before")
+        assert not await page.page.evaluate("document.body.classList.contains('old')")
+        page.clean()
+
+
+async def test_a_pool_that_observes_says_what_would_be(browser: Browser) -> None:
+    scene = Scene(a_config(mode="observe", controller="fixed", fixed=1, overtake=0), engines=1)
+    for tenant in ("a", "b", "c"):
+        scene.arrive(tenant)
+    async with serving(scene) as place, page_of(browser, place.url) as page:
+        assert (await page.text(".summary")).startswith("2 would be held · 1 of 1 slots would be in flight")
+        assert (await page.text("#facts")).split("\n")[2:4] == ["Held", "0"]
+        assert await page.text(".endpoints caption") == "Endpoints (1), as they would be"
+        assert await page.text(".classes caption") == "Classes, as they would be: nothing is held"
+        assert await page.text(".waiting caption") == "Who would wait and why (2 flows)"
+        await page.accessible()
+        await page.fits()
+        page.clean()
+
+
 async def test_too_many_pages_is_said(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(Scene(a_config())) as place:
         assert place.http is not None
@@ -350,8 +420,8 @@ async def test_the_real_service_under_load(browser: Browser, tmp_path: Path) -> 
                 await page.until(held(6))
                 assert set(await page.texts(".waiting tbody th")) <= {"team-0", "team-1", "team-2"}
                 assert await page.texts(".endpoints tbody tr .bar-words") == [
-                    "2 ours of 2, room 0 (R 2, q 3)",
-                    "2 ours of 2, room 0 (R 2, q 3)",
+                    "2 ours of 2, free slots 0 (R 2, q 3)",
+                    "2 ours of 2, free slots 0 (R 2, q 3)",
                 ]
                 await page.page.locator(".waiting button").first.click()
                 await page.until("document.querySelector('.told .sentence') !== null")

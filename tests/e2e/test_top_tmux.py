@@ -221,7 +221,8 @@ def test_a_session(server: Server, screen: Screen) -> None:
     still = screen.until(lambda text: "PAUSED" in text, "word that it is paused")
     server.do('arrive "aaa" batch 100')
     asked = server.asked()
-    until(lambda: server.asked() > asked + 2, "figures that are not shown")
+    # 5 s and more, each 200 ms: long enough to take the figures for old ones
+    until(lambda: server.asked() > asked + 25, "figures that are not shown")
     assert screen.text() == still
     screen.keys("p")
     screen.until(lambda text: "PAUSED" not in text and "held 170" in text, "figures that go on")

@@ -97,6 +97,9 @@ class Journaled:
         self.begun: list[tuple[str, Origin]] = []
         self.events: list[tuple[str, str, tuple[str, ...]]] = []  # pool, event, effects
         self.refused: list[tuple[str, str, str | None]] = []
+        self.came: list[tuple[str, str]] = []
+        self.first_bytes: list[tuple[str, float]] = []
+        self.ways_out: list[tuple[str, str]] = []
 
     def begin(self, request_id: str, origin: Origin) -> None:
         self.begun.append((request_id, origin))
@@ -105,8 +108,18 @@ class Journaled:
         told = tuple(type(effect).__name__ for effect in effects)
         self.events.append((scheduler.policy.name, type(event).__name__, told))
 
-    def denied(self, reason: Reason, message: str, model: str | None) -> None:
+    def coming(self, request_id: str, x_request_id: str) -> None:
+        self.came.append((request_id, x_request_id))
+
+    def first_byte(self, request_id: str, after_s: float) -> None:
+        self.first_bytes.append((request_id, after_s))
+
+    def interrupted(self, request_id: str, how: str) -> None:
+        self.ways_out.append((request_id, how))
+
+    def denied(self, reason: Reason, message: str, model: str | None, x_request_id: str) -> None:
         self.refused.append((reason.code, message, model))
+        self.came.append(("", x_request_id))
 
 
 def a_config(slots: int = 1, **changes: Any) -> Config:
@@ -153,7 +166,7 @@ class Edge:
         self.gate = Gate(config, self.drivers, self.recorder)
         self.tracking = Tracking(self.gate, self.recorder)
         self.processor = ExternalProcessor(self.gate, self.tracking, self.recorder, self.journal)
-        self.access_log = AccessLog(self.gate, self.tracking, self.recorder)
+        self.access_log = AccessLog(self.gate, self.tracking, self.recorder, self.journal)
 
     def change(self, config: Config) -> None:
         """Go on by `config`, which has the same pools, within one turn of the loop."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from envoy_by_messages import Start, request, until
+from envoy_by_messages import Start, an_entry, log_message, request, until
 
 from extproc.core.events import End
+from extproc.edge.driver import Interrupted
+from extproc.edge.facts import ATTRIBUTES
 from extproc.edge.recorder import Origin
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -93,3 +95,42 @@ async def test_a_request_whose_end_is_lost_is_a_leak(start: Start, monkeypatch: 
     assert edge.driver.leaked() == 1
     edge.driver.end(ticket)  # so that the books can be closed
     assert edge.driver.leaked() == 0
+
+
+async def test_what_envoy_calls_it(start: Start) -> None:
+    edge, envoy = await start(requests={"unknown_model": "reject"})
+    for model, name in (("m", "x1"), ("another", "x2")):
+        message = request(model)
+        message.attributes[ATTRIBUTES].update({"request.id": name})
+        await envoy.stream().ask(message)
+    assert edge.journal.came == [(edge.recorder.decided[0].id, "x1"), ("", "x2")]
+
+
+@pytest.mark.parametrize("traced", [True, False])
+async def test_the_first_byte_as_the_access_log_has_it(start: Start, traced: bool) -> None:
+    edge, envoy = await start(**(TRACED if traced else {}))
+    stream, ticket = await envoy.released()
+    entry = an_entry(ticket, prompt_tokens=3, completion_tokens=4)
+    entry.common_properties.time_to_first_upstream_rx_byte.FromMilliseconds(1250)
+    log = envoy.access_log()
+    await log.write(log_message(entry))
+    await until(lambda: edge.recorder.count("access_log", "matched"))
+    assert edge.journal.first_bytes == ([(ticket, 1.25)] if traced else [])
+    await stream.end()
+    log.cancel()
+
+
+async def test_how_a_held_one_ends(start: Start) -> None:
+    edge, envoy = await start()
+    inside, _ = await envoy.released()
+    held = [envoy.stream() for _ in range(2)]
+    for stream in held:
+        await stream.send(request())
+    await until(lambda: edge.held == 2)
+    held[0].cancel()
+    await until(lambda: edge.held == 1)
+    assert edge.journal.ways_out == []  # its client has left
+    edge.processor.let_go(Interrupted.HANDED_OVER)
+    await until(lambda: edge.held == 0)
+    assert [how for _, how in edge.journal.ways_out] == ["handed_over"]
+    await inside.end()

@@ -38,20 +38,27 @@ from extproc.core.scheduler import Scheduler
 from extproc.live import Live
 from extproc.telemetry.history import STEP_S, History
 from extproc.telemetry.http import HttpPort
+from extproc.telemetry.journal import OBSERVED
 
 BATCH = 10  # requests that an engine runs at once
 OBJECTIVES = {"interactive": 5.0, "batch": 300.0}
 QUIET_PORT: Mapping[str, Any] = {"pools": list, "flows": lambda *_: []}
 
 
-def a_config(*pools: str, **window: Any) -> Config:
+def a_config(*pools: str, mode: str = "enforce", **window: Any) -> Config:
     classes = {
         "interactive": {"rank": 0, "priority": 0, "queue_timeout": "120s", "wait_objective": "5s"},
         "agents": {"rank": 1, "priority": 50, "queue_timeout": "300s", "gates": {"max_kv_usage": 0.9}},
         "batch": {"rank": 2, "priority": 100, "queue_timeout": "1800s", "wait_objective": "300s"},
     }
     named = [
-        {"name": name, "models": [name], "endpoints": {"static": ["10.0.0.1:8000"]}, "window": {"start": 8, **window}}
+        {
+            "name": name,
+            "models": [name],
+            "mode": mode,
+            "endpoints": {"static": ["10.0.0.1:8000"]},
+            "window": {"start": 8, **window},
+        }
         for name in pools or ("llama-70b",)
     ]
     many = {"max_queued": 1_000_000, "max_queued_bytes": "1000GiB"}
@@ -67,6 +74,9 @@ class Scene:
         self.pool = next(pool for pool in config.pools if pool.name == name)
         self.config = config
         self.scheduler = Scheduler(config.pool_policy(self.pool))
+        observes = self.pool.mode == "observe"
+        self.passing = Scheduler(config.pool_policy(self.pool)) if observes else None  # of requests that do not wait
+        self.history_name = self.pool.name + OBSERVED if observes else self.pool.name
         self.now = 0.0
         self.fairness: dict[str, Fairness] = {}
         self.leaked = 0
@@ -82,7 +92,7 @@ class Scene:
     def apply(self, event: Event) -> Iterable[Effect]:
         effects = self.scheduler.apply(event, self.now)
         if self.history is not None:
-            self.history.seen(self.pool.name, effects)
+            self.history.seen(self.history_name, effects)
         released = [(each.id, each.endpoint or "") for each in effects if isinstance(each, Release)]
         self._inside.extend(released)
         for request, _ in released:
@@ -125,18 +135,20 @@ class Scene:
                 self.arrive(tenant, cls)
         self.end(ended)
         if self.history is not None and self.now % STEP_S < seconds:
-            self.history.sample(self.pool.name, self.scheduler, self.now)
+            self.history.sample(self.history_name, self.scheduler, self.now)
 
     def engine_states(self) -> list[EngineState]:
         return [EngineState(self.pool.name, each, "vllm", "header", self.down.get(each)) for each in self.engines]
 
     @property
     def running(self) -> RunningPool:
+        there = (self.scheduler, None) if self.passing is None else (self.passing, self.scheduler)
         return RunningPool(
-            *(self.pool, self.scheduler, None, False, lambda: self.now, lambda *_: None),
+            *(self.pool, *there, False, lambda: self.now, lambda *_: None),
             leaked=lambda: self.leaked,
             objectives=OBJECTIVES,
             fairness=self.fairness,
+            observed_fairness=self.fairness,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import orjson
@@ -107,6 +108,44 @@ async def test_without_time_to_explain_it_tells_of_the_class(monkeypatch: pytest
     (pool,) = (await Place(scene).live.snapshot())["pools"]
     interactive = pool["classes"][0]
     assert [(each["own"], each["sentence"]) for each in pool["flows"]] == [(False, interactive["sentence"])] * 2
+
+
+@pytest.mark.parametrize(
+    ("waiting", "explained"),
+    [((0, 6, 0), (0, 4, 0)), ((1, 0, 6), (1, 0, 3)), ((6, 6, 6), (2, 2, 2)), ((0, 0, 0), (0, 0, 0))],
+)
+async def test_the_time_to_explain_is_for_pools_in_which_something_waits(
+    monkeypatch: pytest.MonkeyPatch, waiting: tuple[int, ...], explained: tuple[int, ...]
+) -> None:
+    """4 s, of which each explanation takes one. Of three pools that wait each has 4/3 s, and begins a second one."""
+    clock = itertools.count()
+    monkeypatch.setattr(live, "EXPLAIN_S", 4.0)
+    monkeypatch.setattr(live, "perf_counter", lambda: float(next(clock)))
+    config = a_config("a", "b", "c", controller="fixed", fixed=1, overtake=0)
+    scenes = [Scene(config, name, engines=1) for name in ("a", "b", "c")]
+    for scene, count in zip(scenes, waiting, strict=True):
+        for number in range(count + 1 if count else 0):  # the first one goes
+            scene.arrive(f"tenant-{number}")
+    pools = (await Place(*scenes).live.snapshot())["pools"]
+    assert tuple(len(pool["flows"]) for pool in pools) == waiting
+    assert tuple(sum(each["own"] for each in pool["flows"]) for pool in pools) == explained
+
+
+async def test_of_a_pool_that_observes_it_tells_what_would_be() -> None:
+    scene = Scene(a_config(mode="observe", controller="fixed", fixed=1, overtake=0), engines=1)
+    for tenant in ("a", "b", "c"):
+        scene.arrive(tenant)
+    place = Place(scene)
+    worked(scene, place, 10)
+    snapshot = await place.live.snapshot()
+    (pool,) = snapshot["pools"]
+    assert snapshot["held"] == 0
+    assert (pool["mode"], pool["would_be"], pool["held"]) == ("observe", True, scene.scheduler.queued)
+    assert pool["flows"][0]["own"]
+    # the windows are those that what would be inside is in
+    assert (pool["in_flight"], pool["limit"]) == (1, 1.0)
+    assert [each["ours"] for each in pool["endpoints"]] == [1]
+    assert max(place.live.history()["pools"]["llama-70b"]["held"]["batch"]) > 0
 
 
 async def test_an_explanation() -> None:

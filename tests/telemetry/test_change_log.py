@@ -366,12 +366,15 @@ def test_a_window_at_its_floor_for_two_samples(lines: Lines) -> None:
     pool.step()
     assert lines == []
     pool.step(running=1, waiting=50)
+    assert lines == []
     pool.step(running=1, waiting=50)
     pool.step(running=1, waiting=50)
     (line,) = lines
     assert (line["event"], line["log_level"], line["endpoint"]) == ("window at its floor", "warning", A)
     assert (line["capacity"], line["floor"]) == (1.0, 1.0)
-    for _ in range(3):
+    pool.step(running=20, waiting=50)
+    assert len(lines) == 1
+    for _ in range(2):
         pool.step(running=20, waiting=50)
     assert events(lines)[1:] == ["window above its floor again"]
 

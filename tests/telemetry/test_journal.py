@@ -50,6 +50,7 @@ class Part:
 
     def __init__(self, fails: bool = False) -> None:
         self.told: list[Any] = []
+        self.notes: list[Any] = []
         self.fails = fails
 
     def _take(self, what: Any) -> None:
@@ -67,8 +68,17 @@ class Part:
         assert scheduler is SCHEDULER
         self._take((event, now, effects))
 
-    def denied(self, reason: Reason, message: str, model: str | None) -> None:
-        self._take((reason, message, model))
+    def denied(self, reason: Reason, message: str, model: str | None, x_request_id: str) -> None:
+        self._take((reason, message, model, x_request_id))
+
+    def coming(self, request_id: str, x_request_id: str) -> None:
+        self.notes.append((request_id, x_request_id))
+
+    def interrupted(self, request_id: str, how: str) -> None:
+        self.notes.append((request_id, how))
+
+    def first_byte(self, request_id: str, after_s: float) -> None:
+        self.notes.append((request_id, after_s))
 
     def decided(self, pool: str, effects: Sequence[Effect]) -> None:
         self._take((pool, effects))
@@ -114,7 +124,7 @@ def tell(journal: Journal) -> None:
     journal.begin("r0", recorder.Origin("00-1-2-01", "", "m", "/v1", stream=False))
     for number, event in enumerate(EVENTS):
         journal.seen(SCHEDULER, event, float(number), EFFECTS[number])
-    journal.denied(Reason.FAULT, "no", None)
+    journal.denied(Reason.FAULT, "no", None, "x1")
 
 
 def test_each_part_is_told_what_it_wants(told: Told) -> None:
@@ -126,7 +136,7 @@ def test_each_part_is_told_what_it_wants(told: Told) -> None:
     assert (
         parts["sampler"].told == ["wake"] * 6
     )  # also for what never came to a scheduler; not for pages of idle engines
-    assert parts["requests"].told == [seen[2], seen[4], seen[5], (Reason.FAULT, "no", None)]
+    assert parts["requests"].told == [seen[2], seen[4], seen[5], (Reason.FAULT, "no", None, "x1")]
     assert parts["history"].told == [("sim", [RELEASE])]
     assert parts["changes"].told == [(AT, 1.0), (AT, 3.0)]
     assert parts["tracer"].told == [("r0", "00-1-2-01"), *seen]
@@ -198,3 +208,13 @@ def test_of_what_would_be_there_are_the_last_minutes_alone(told: Told) -> None:
     assert parts["sampler"].told == ["wake"] * 5
     assert parts["history"].told == [("sim~", [RELEASE])]
     assert not any(parts[name].told for name in ("requests", "changes", "tracer"))
+
+
+def test_notes_go_to_whom_they_concern(told: Told) -> None:
+    requests, tracer = Part(), Part()
+    for journal in (a_journal(told, requests=requests, tracer=tracer), a_journal(told)):
+        journal.coming("r0", "x0")
+        journal.interrupted("r0", "handed_over")
+        journal.first_byte("r0", 0.5)
+    assert requests.notes == [("r0", "x0"), ("r0", "handed_over")]
+    assert tracer.notes == [("r0", 0.5)]

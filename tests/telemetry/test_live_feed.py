@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from extproc.cli.ports import free_ports
 from extproc.telemetry.http import HttpPort
 from extproc.telemetry.live.assets import assets
-from extproc.telemetry.live.feed import Feed
+from extproc.telemetry.live.feed import Feed, _snapshot_frame
 
 TIMES = [1000.0 + 5 * step for step in range(40)]
 
@@ -162,6 +162,15 @@ async def test_another_sites_page_gets_nothing(port: Port, path: str) -> None:
         assert "access-control-allow-origin" not in answer.headers
     async with port.get("/", headers={"sec-fetch-site": "cross-site"}) as answer:
         assert answer.status == 200  # a link to the page
+    for origin in ("http://evil.example", f"http://127.0.0.1:{port.number + 1}", "null"):
+        async with port.get(path, headers={"origin": origin}) as answer:
+            assert answer.status == 403
+
+
+async def test_the_pages_own_origin(port: Port) -> None:
+    for headers in ({"origin": f"http://127.0.0.1:{port.number}"}, {"sec-fetch-site": "same-origin"}):
+        async with port.get("/explain?id=gone", headers=headers) as answer:
+            assert answer.status == 404
 
 
 # -- the stream ---------------------------------------------------------------------------------------
@@ -228,7 +237,7 @@ async def test_there_are_only_so_many(port: Port) -> None:
 async def test_one_that_does_not_read_delays_nobody_and_ends_with_the_port(port: Port) -> None:
     port.source.ballast = "x" * 400_000
     with socket.create_connection(("127.0.0.1", port.number)) as stuck:
-        stuck.sendall(b"GET /events HTTP/1.1\r\nHost: fairlane\r\n\r\n")
+        stuck.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await until(lambda: any(reader.writing for reader in port.feed._readers))
         async with port.get("/events") as answer:
             assert len(await some(answer, "snapshot", 8)) == 8
@@ -236,6 +245,57 @@ async def test_one_that_does_not_read_delays_nobody_and_ends_with_the_port(port:
         async with asyncio.timeout(20):
             await port.http.stop()
         assert port.http.watchers == 0
+
+
+async def test_one_that_never_reads_makes_room_for_another(port: Port) -> None:
+    """Its own room is little, and ours on the way is, too: with 1.7 MB of it this would take over 300 snapshots."""
+    port.http._feed = Feed(port.source, interval_s=0.02, most=1, stuck_s=0.3)
+    port.source.ballast = "x" * 5_000
+    with socket.socket() as stuck:
+        stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stuck.connect(("127.0.0.1", port.number))
+        stuck.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await until(lambda: port.http.watchers == 1)
+        async with port.get("/events") as answer:
+            assert answer.status == 503
+        await until(lambda: port.http.watchers == 0)
+        assert port.source.taken < 200
+        async with port.get("/events") as answer:
+            assert answer.status == 200
+            assert await some(answer, "snapshot", 3)
+
+
+async def test_one_that_reads_slowly_stays(port: Port) -> None:
+    """A snapshot takes longer than the limit, and no piece of it does."""
+    port.http._feed = Feed(port.source, interval_s=0.02, stuck_s=0.5)
+    port.source.ballast = "x" * 3_000_000
+    began = asyncio.get_running_loop().time()
+    async with port.get("/events") as answer:
+        size = 0
+        while size < 3_000_000:
+            async with asyncio.timeout(20):
+                size += len(await answer.content.read(100_000))
+                await asyncio.sleep(0.03)  # its pace
+        assert asyncio.get_running_loop().time() - began > 0.5
+        assert port.http.watchers == 1
+
+
+async def test_a_snapshot_of_many_pools_is_encoded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    dumps = orjson.dumps
+
+    def encode(data: Any) -> bytes:
+        if "name" in data:
+            asyncio.get_running_loop().call_soon(seen.append, "another")
+            seen.append(data["name"])
+        return dumps(data)
+
+    monkeypatch.setattr("extproc.telemetry.live.feed.orjson.dumps", encode)
+    snapshot = {"time": 1.5, "pools": [{"name": "a"}, {"name": "é"}], "held": 0}
+    frame = await _snapshot_frame(snapshot)
+    assert seen == ["a", "another", "é", "another"]
+    wanted = 'event: snapshot\ndata: {"time":1.5,"pools":[{"name":"a"},{"name":"é"}],"held":0}\n\n'
+    assert frame.decode() == wanted
 
 
 async def test_the_port_does_not_wait_for_open_pages(port: Port) -> None:

@@ -18,6 +18,7 @@ import grpc
 import orjson
 import pytest
 import structlog
+from aiohttp.http_exceptions import BadHttpMessage
 
 from extproc.config.load import from_data
 from extproc.edge import access_log as access_log_module
@@ -31,6 +32,7 @@ from extproc.edge.stream import ExternalProcessor
 from extproc.edge.tracking import Tracking
 from extproc.edge.usage import TICKET
 from extproc.pb.wire.v1 import access_log_pb2, ext_proc_pb2
+from extproc.telemetry import logs
 from extproc.telemetry.logs import set_up
 from extproc.telemetry.metrics import Metrics
 
@@ -254,6 +256,86 @@ def test_what_libraries_say_comes_the_same_way(out: Out, monkeypatch: pytest.Mon
     assert (first["event"], first["level"], first["logger"]) == ("odd: a\n\x1b[31mb", "warning", "some.library")
     assert second["event"] == "does not fit: %s %s"
     assert (third["level"], third["exception"][0]["exc_value"]) == ("error", "cause")
+
+
+def handler_of(clock: Callable[[], float]) -> logs._OfLibraries:
+    return logs._OfLibraries(clock)
+
+
+def a_record(name: str, text: str, *values: object, error: BaseException | None = None) -> logging.LogRecord:
+    exc_info = None if error is None else (type(error), error, error.__traceback__)
+    return logging.LogRecord(name, logging.ERROR, "", 0, text, values, exc_info)
+
+
+def test_a_library_has_so_many_lines(out: Out) -> None:
+    """Ten in a row, then one a second; and what was left out is counted."""
+    set_up("info", json=True)
+    now = [100.0]
+    handler = handler_of(lambda: now[0])
+
+    def told() -> list[tuple[str, str, int | None]]:
+        found = [json.loads(line) for line in out().splitlines()]
+        return [(line["event"], line["logger"], line.get("lines")) for line in found]
+
+    for number in range(25):
+        handler.handle(a_record("noisy.part", f"line {number}"))
+    assert told() == [(f"line {number}", "noisy.part", None) for number in range(10)]
+    handler.handle(a_record("other", "of another"))
+    assert told() == [("of another", "other", None)]
+    now[0] += 0.5
+    handler.handle(a_record("noisy.second", "too early"))
+    assert told() == []
+    now[0] += 0.5
+    handler.handle(a_record("noisy", "line 26"))
+    handler.handle(a_record("noisy", "line 27"))
+    assert told() == [("library_lines_left_out", "noisy", 16), ("line 26", "noisy", None)]
+    now[0] += 3_600.0
+    for number in range(12):
+        handler.handle(a_record("noisy", f"line {number}"))
+    expected = [("library_lines_left_out", "noisy", 1)] + [(f"line {number}", "noisy", None) for number in range(10)]
+    assert told() == expected
+    handler.close()
+    handler.close()
+    assert told() == [("library_lines_left_out", "noisy", 2)]
+
+
+def test_many_names_of_libraries_are_no_way_around(out: Out) -> None:
+    set_up("info", json=True)
+    handler = handler_of(lambda: 100.0)
+    for number in range(500):
+        handler.handle(a_record(f"library{number}", "line"))
+    assert len(out().splitlines()) == 100 + 10
+
+
+@pytest.mark.parametrize("as_json", [True, False], ids=["json", "console"])
+def test_a_server_does_not_repeat_what_it_was_sent(out: Out, as_json: bool) -> None:
+    """Neither in its text nor in an exception, nor in one that has it as a cause; kind and place are told."""
+    set_up("info", json=as_json)
+    handler = handler_of(lambda: 100.0)
+    secret = SECRETS[0]
+    try:
+        raise BadHttpMessage(f"Authorization: {secret}")
+    except BadHttpMessage as error:
+        bad = error
+    try:
+        try:
+            raise bad
+        except BadHttpMessage as error:
+            raise RuntimeError(f"because of {secret}") from error
+    except RuntimeError as error:
+        worse = error
+    handler.handle(a_record("aiohttp.server", "Error handling request from %s", secret, error=bad))
+    handler.handle(a_record("aiohttp.web", "cookie %r is odd", secret))
+    handler.handle(a_record("aiohttp.server", "Unhandled", error=ValueError(secret)))
+    handler.handle(a_record("asyncio", f"Task exception was never retrieved\nfuture: {secret}", error=bad))
+    handler.handle(a_record("asyncio", f"Unhandled exception\n{secret}", error=worse))
+    logged = out()
+    assert secret not in logged
+    assert "Error handling request from %s" in logged
+    assert "cookie %r is odd" in logged
+    assert "BadHttpMessage" in logged
+    assert "test_logs.py:" in logged
+    assert len(logged.splitlines()) == 5
 
 
 # -- nobody reads -----------------------------------------------------------------------------------

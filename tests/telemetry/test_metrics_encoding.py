@@ -169,11 +169,65 @@ async def test_text_is_made_in_a_thread_and_state_is_read_on_the_loop(monkeypatc
     exposition = Exposition(registry)
     pages = await asyncio.gather(*(exposition.page("") for _ in range(3)))
     assert set(pages) == {(b"# HELP a_gauge One\n# TYPE a_gauge gauge\na_gauge 1.0\n", "kind")}
-    # one after the other
-    assert [what for what, _ in threads] == ["read", "write"] * 3
+    assert [what for what, _ in threads] == ["read", "write"]  # one page for all
     here = threading.get_ident()
     assert {thread for what, thread in threads if what == "read"} == {here}
     assert here not in {thread for what, thread in threads if what == "write"}
+
+
+async def test_those_who_wait_share_the_page_that_begins_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = 0
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Source:
+        def collect(self) -> Iterable[Metric]:
+            nonlocal reads
+            reads += 1
+            return [GaugeMetricFamily("reads", "So far", value=reads)]
+
+    def encode(families: list[Metric]) -> bytes:
+        begun.set()
+        assert go_on.wait(20)
+        return b"%d" % families[0].samples[0].value
+
+    def encode_otherwise(families: list[Metric]) -> bytes:
+        return b"other %d" % families[0].samples[0].value
+
+    registry = CollectorRegistry()
+    registry.register(Source())  # reads it, for the names
+    reads = 0
+    monkeypatch.setattr(
+        "extproc.telemetry.metrics.exposition.chosen",
+        lambda accept: (encode_otherwise, "b") if accept == "b" else (encode, "a"),
+    )
+    exposition = Exposition(registry)
+    first = asyncio.create_task(exposition.page("a"))
+    assert await asyncio.to_thread(begun.wait, 20)
+    later = [asyncio.create_task(exposition.page(accept)) for accept in ("a", "a", "b", "a", "b")]
+    await asyncio.sleep(0)  # each begins, and waits
+    later[0].cancel()  # takes it from nobody
+    go_on.set()
+    assert await first == (b"1", "a")
+    told = await asyncio.gather(*later, return_exceptions=True)
+    assert isinstance(told[0], asyncio.CancelledError)
+    assert told[1:] == [(b"2", "a"), (b"other 3", "b"), (b"2", "a"), (b"other 3", "b")]
+    assert reads == 3
+
+
+@pytest.mark.parametrize(
+    ("accept", "modern"),
+    [
+        ("application/openmetrics-text;q=0, text/plain", False),
+        ("application/openmetrics-text; version=1.0.0 ; Q = 0.000", False),
+        ("application/openmetrics-text;q=0.001", True),
+        ("application/openmetrics-text;q=nothing", True),
+        ("text/plain;q=0,application/openmetrics-text", True),
+        ("application/openmetrics-text;q=0,application/openmetrics-text;version=1.0.0;q=0.5", True),
+    ],
+)
+async def test_what_is_not_wanted(accept: str, modern: bool) -> None:
+    _, content_type = await Exposition(CollectorRegistry()).page(accept)
+    assert content_type.startswith("application/openmetrics-text" if modern else "text/plain")
 
 
 async def test_others_have_their_turn_while_state_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

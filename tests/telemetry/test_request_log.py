@@ -419,8 +419,10 @@ def test_slow_ones_left_out_are_counted_apart(lines: Lines) -> None:
     for number in range(3):
         scene.end(f"r{number}")
     scene.log.denied(Reason.FAULT, "no", None)
+    scene.log.denied(Reason.FAULT, "no", None)
     scene.passes(1)
     assert scene.left_out == [("slow", 2), ("refused", 1)]
+    assert lines.events() == ["request_slow", "request_refused", "request_lines_left_out"]  # each kind has its own
 
 
 # -- what is kept ----------------------------------------------------------------------------------
@@ -533,3 +535,44 @@ def test_what_is_kept_is_what_waits_and_each_slow_one_has_one_line(steps: Sequen
         wanted = {name for name, waited_s in verdicts.items() if waited_s > 4.0} | refused
         assert all(line["event"] in ("request_slow", "request_refused") for line in lines)
         assert sorted(told) == sorted(wanted)
+
+
+# -- names and ways out ----------------------------------------------------------------------------
+
+
+def test_lines_say_what_envoy_calls_the_request(lines: Lines) -> None:
+    scene = Scene(a_class(max_queued=1), slots=1)
+    for number in range(3):
+        scene.log.coming(f"r{number}", f"x{number}")
+        scene.arrive(f"r{number}")
+    scene.passes(12)
+    scene.end("r0")
+    scene.log.denied(Reason.MODEL_NOT_FOUND, "no such model", "m", "x9")
+    told = [(line["event"], line.get("ticket"), line["x_request_id"]) for line in lines]
+    assert told == [
+        ("request_refused", "r2", "x2"),
+        ("request_slow", "r1", "x1"),
+        ("request_refused", None, "x9"),
+    ]
+
+
+def test_one_that_envoy_gave_no_id_has_none(lines: Lines) -> None:
+    scene = Scene(a_class(max_queued=1))
+    scene.log.coming("r0", "")
+    scene.arrive("r0")
+    scene.arrive("r1")
+    scene.log.coming("other", "x")  # not the one that comes
+    scene.arrive("r2")
+    (line,) = lines
+    assert "x_request_id" not in line
+
+
+def test_who_is_handed_over_has_not_left(lines: Lines) -> None:
+    scene = Scene()
+    for number in range(3):
+        scene.arrive(f"r{number}")
+    scene.passes(12)
+    scene.log.interrupted("r1", "handed_over")
+    scene.end("r1")
+    scene.end("r2")
+    assert [(line["ticket"], line["outcome"]) for line in lines] == [("r1", "handed_over"), ("r2", "left")]

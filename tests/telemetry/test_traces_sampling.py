@@ -31,8 +31,8 @@ class Taken:
     def offer(self, record: Record) -> None:
         self.records.append(record)
 
-    def close(self) -> None:
-        pass
+    def close(self, given_up: int = 0) -> None:
+        self.given_up = given_up
 
 
 class Following:
@@ -226,6 +226,7 @@ def test_what_waits_for_its_cost_at_the_end_is_exported_and_what_runs_is_not() -
     following.tracer.close()
     assert [record.id for record in following.taken.records] == ["ended"]
     assert following.lost == {"shutdown": 4}
+    assert following.taken.given_up == 4
 
 
 def test_the_verdict_is_when_the_scheduler_says() -> None:

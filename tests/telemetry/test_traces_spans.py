@@ -29,7 +29,8 @@ from extproc.core.events import (
 )
 from extproc.core.model import Gates, Pick, PickPolicy, Source, Traffic
 from extproc.telemetry.traces import Tracer
-from extproc.telemetry.traces_spans import clean, operation
+from extproc.telemetry.traces_complaints import clean
+from extproc.telemetry.traces_spans import operation
 
 CONVENTIONS = {
     value

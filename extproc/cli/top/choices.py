@@ -21,6 +21,11 @@ HELP = (
     ("e c f", "show or hide endpoints, classes, flows"),
     ("?", "this help"),
 )
+MEANT = (
+    "rel/s: released in a second, an average of 30 s",
+    "free: slots that are free; memory or prompts may still hold what waits",
+    "mode observe: nothing waits, and figures are what would be",
+)
 
 
 @dataclass(frozen=True)

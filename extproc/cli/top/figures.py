@@ -53,7 +53,8 @@ class Told:
 
 @dataclass(frozen=True)
 class Seen:
-    """All that a picture is made of, but for the keys' choices. `now`: seconds of the monotonic clock."""
+    """All that a picture is made of, but for the keys' choices. `now`: seconds of the monotonic clock. `newest_at`: of
+    the same, when figures came last, where those that are shown are older: paused."""
 
     figures: Figures
     now: float
@@ -61,10 +62,12 @@ class Seen:
     address: str
     lost: Lost | None = None
     told: Told | None = None
+    newest_at: float | None = None
 
     @property
     def age_s(self) -> float:
-        return max(0.0, self.now - self.figures.taken_at)
+        """Since the service has said something."""
+        return max(0.0, self.now - (self.figures.taken_at if self.newest_at is None else self.newest_at))
 
     @property
     def old(self) -> bool:

@@ -167,4 +167,5 @@ class _Loop:
             address=self._watched.address,
             lost=lost,
             told=told,
+            newest_at=figures.taken_at,
         )

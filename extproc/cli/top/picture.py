@@ -15,7 +15,7 @@ from extproc.cli.ctl import cells
 from extproc.cli.top import choices as chosen_by
 from extproc.cli.top import sections
 from extproc.cli.top.bars import Look
-from extproc.cli.top.choices import HELP, Choices
+from extproc.cli.top.choices import HELP, MEANT, Choices
 from extproc.cli.top.figures import Seen, key_of, sorted_flows
 from extproc.cli.top.sections import Names, Section
 from extproc.cli.top.table import joined
@@ -26,6 +26,7 @@ LEAST = (40, 10)  # cells and lines
 _FULL = 10_000  # lines: all there is
 _SENTENCE = 4_000  # characters of an explanation
 _TURNS = ("flows", "classes", "endpoints", "flows", "pools")
+_ROOM_FOR_CLOCK = 60  # cells: less is for the figures
 _BAD, _WARN = "bold red", "yellow"
 
 
@@ -106,16 +107,20 @@ def _title(seen: Seen, choices: Choices, wide: int, look: Look) -> Text:
     """Who, since when, and how much; the clock of the service at the end."""
     status, stats, name = seen.figures.status, seen.figures.stats, Names(look)
     clock = cells.time(stats, "time")[-9:]
-    right = " PAUSED " if choices.paused else clock
+    paused = f" PAUSED at {clock} " if wide >= _ROOM_FOR_CLOCK else " PAUSED "
+    right = paused if choices.paused else clock
     up_s = (stats.time.ToNanoseconds() - status.start_time.ToNanoseconds()) / 1e9
     up = f" {_long(up_s)}" if stats.HasField("time") and status.HasField("start_time") else ""
+    real = [pool for pool in stats.pools if pool.mode != pb.OBSERVE]
+    would_be = [pool for pool in stats.pools if pool.mode == pb.OBSERVE]
     parts = [
         (4, f"fairlane {name(status.version, 30)}", "bold"),
         (1, name(seen.address, 80), "bold"),
         (3, f"rev {stats.revision}", ""),
         (2, f"serving{up}", "green") if status.serving else (0, f"DRAINS{up}", _BAD),
-        (0, f"held {sum(pool.queued_count for pool in stats.pools)}", "bold"),
-        (0, f"in flight {sum(pool.in_flight_slots for pool in stats.pools)}", "bold"),
+        (0, f"held {sum(pool.queued_count for pool in real)}", "bold"),
+        (0, f"in flight {sum(pool.in_flight_slots for pool in real)}", "bold"),
+        *([(1, f"would be held {sum(pool.queued_count for pool in would_be)}", "")] if would_be else []),
     ]
     line = joined(parts, wide - len(right) - 1, look)
     line.append(" " * (wide - line.cell_len - len(right)))
@@ -143,7 +148,9 @@ def _notice(seen: Seen, wide: int, look: Look) -> Text:
     wrong += [f"revision {each.revision} could not be undone: {each.error}" for each in status.expiries if each.error]
     if wrong:
         return Text(cut(name(look.dot.join(wrong), 600), wide, look.ellipsis), _WARN, no_wrap=True)
+    observing = [pool.name for pool in seen.figures.stats.pools if pool.mode == pb.OBSERVE]
     parts = [
+        (0, f"observing: {name(', '.join(observing), 40)} (what would be)" if observing else "", ""),
         (1, f"file {name(status.file.path, 200)}" if status.file.path else "no file", ""),
         (0, f"overrides {status.override_count}", ""),
         (4, f"expiring {len(status.expiries)}" if status.expiries else "", ""),
@@ -202,11 +209,12 @@ def _help(wide: int, lines: int, look: Look) -> list[Text]:
     ]
     legend = Text(no_wrap=True)
     for sign, style, what in zip(
-        look.bar, ("green", "yellow", "dim", _BAD), ("ours", "of others", "room", "beyond the limit"), strict=True
+        look.bar, ("green", "yellow", "dim", _BAD), ("ours", "of others", "free slots", "beyond the limit"), strict=True
     ):
         legend.append(f" {sign}", style).append(f" {what} ")
     legend.truncate(wide)
-    found += [Text(), legend]
+    words = [Text(cut(f" {text}", wide, look.ellipsis), no_wrap=True) for text in MEANT]
+    found += [Text(), legend, *words]
     return (found + [Text()] * lines)[:lines]
 
 

@@ -42,12 +42,13 @@ class Names:
 
 
 def pools(found: Sequence[pb.Pool], chosen: str, look: Look) -> Section:
-    """`found`: by their numbers. Those in trouble are first."""
+    """`found`: by their numbers. Those in trouble are first; where there is no room for all, then those that hold."""
     name = Names(look)
     numbered = sorted(enumerate(found, 1), key=lambda each: not _troubled(each[1]))
+    busiest = sorted(numbered, key=lambda each: (not _troubled(each[1]), not each[1].queued_count))
 
     def lines(count: int, wide: int) -> list[Text]:
-        shown = numbered[:count]
+        shown = numbered if count >= len(numbered) else busiest[:count]
         several = len(found) > 1
         marks = [f"{number if number < 10 else '':>1}{'*' if pool.name == chosen else ' '}" for number, pool in shown]
         each = [pool for _, pool in shown]
@@ -59,7 +60,15 @@ def pools(found: Sequence[pb.Pool], chosen: str, look: Look) -> Section:
             _count("in flight", [pool.in_flight_slots for pool in each], 2),
             _number("rel/s", [_rate(pool.releases_per_second) for pool in each], 3),
             Column("stalled", stalled, 4, 0, 7, 12, True, [_BAD if _stalled(pool) else "" for pool in each]),
-            Column("mode", [mode_text(pool) for pool in each], 5, 7, 7, 30),
+            Column(
+                "mode",
+                [mode_text(pool) for pool in each],
+                5,
+                7,
+                7,
+                30,
+                styles=[_WARN if pool.mode == pb.OBSERVE else "" for pool in each],
+            ),
             Column(
                 "traffic",
                 [traffic_text(pool) for pool in each],
@@ -94,7 +103,7 @@ def endpoints(found: Sequence[pb.Endpoint], several_pools: bool, look: Look) -> 
             Column("stance", stances, 2, 0, 8, styles=[_STANCES.get(stance, _BAD) for stance in stances]),
             Column("window", [_bar(one, look) for one in each], 1, 10, min(60, max(20, wide // 5))),
             _number("used/limit", [_used(one) for one in each], 1),
-            _number("room", [cells.number(math.floor(one.room)) for one in each], 5, 4),
+            _number("free", [cells.number(math.floor(one.room)) for one in each], 5, 4),
             _number("wait", [cells.optional(one, "waiting_count") for one in each], 6, 4),
             _number("kv", [_percent(one, "kv_usage_ratio") for one in each], 7, 4),
             _number("tpot", [cells.duration(one, "time_per_output_token") for one in each], 8, 6),
@@ -112,12 +121,16 @@ def endpoints(found: Sequence[pb.Endpoint], several_pools: bool, look: Look) -> 
 
 
 def classes(found: Sequence[tuple[str, pb.ClassStats]], several_pools: bool, look: Look) -> Section:
-    """(pool, class), by pool and rank."""
+    """(pool, class), by pool and rank. Where there is no room for all, those that wait for too long are first, then
+    those that hold something, then those that have something inside."""
     name = Names(look)
     ordered = sorted(found, key=lambda each: (each[0], each[1].rank, each[1].name))
+    busiest = sorted(
+        ordered, key=lambda each: (not _late(each[1]), not each[1].queued_count, not each[1].in_flight_slots)
+    )
 
     def lines(count: int, wide: int) -> list[Text]:
-        shown = ordered[:count]
+        shown = ordered if count >= len(ordered) else busiest[:count]
         each = [cls for _, cls in shown]
         late = [_late(one) for one in each]
         columns = [

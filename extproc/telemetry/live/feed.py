@@ -2,8 +2,9 @@
 
 While somebody reads, one task takes a snapshot a second and encodes it once; the same bytes go to all. A reader that
 has sent the last one waits for the next; one that is slow finds the newest, and has missed those between. So nothing is
-kept for a reader but what its connection has taken already, and nobody waits for it. One that takes nothing at all for
-`_STUCK_S` is let go.
+kept for a reader but what its connection has taken already, and nobody waits for it. One that does not take 64 KB in
+`_STUCK_S` is let go. So that this is seen soon, its connection has little room: else the kernel alone takes some 1.7 MB
+from us before a write has to wait, which is minutes of snapshots.
 
 Readers are woken a few in each turn of the loop: writing to a hundred of them takes some milliseconds, for which a
 release would have to wait.
@@ -16,6 +17,7 @@ missed some loses none.
 from __future__ import annotations
 
 import asyncio
+import socket
 from bisect import bisect_right
 from typing import Any, Final
 
@@ -34,20 +36,39 @@ _POINTS_EACH: Final = 5  # snapshots
 _POINTS_S: Final = 60.0
 _AT_ONCE: Final = 4  # readers that are woken in one turn of the loop
 _STUCK_S: Final = 30.0
+_PIECE: Final = 64 * 1024  # bytes
+_SENT: Final = 64 * 1024  # bytes that the kernel takes ahead; Linux doubles it for its own needs
+_UNSENT: Final = 16 * 1024  # bytes that wait for the kernel before a write has to wait
 _RETRY: Final = b"retry: 2000\n\n"
 
 
 class _Reader:
-    def __init__(self, request: web.Request) -> None:
+    def __init__(self, request: web.Request, stuck_s: float) -> None:
         self.woken = asyncio.Event()
         self.writing = False
         self._request = request
+        self._stuck_s = stuck_s
+
+    def narrow(self) -> None:
+        """Little room on the way. Raises ConnectionError when it has gone."""
+        transport = self._request.transport
+        if transport is None:
+            raise ConnectionResetError
+        try:
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SENT)
+        except OSError as error:
+            raise ConnectionResetError from error
+        transport.set_write_buffer_limits(_UNSENT)
 
     async def write(self, response: web.StreamResponse, frame: bytes) -> None:
         """Raises ConnectionError when it has gone, TimeoutError when it takes nothing."""
         self.writing = True
-        async with asyncio.timeout(_STUCK_S):
-            await response.write(frame)
+        rest = memoryview(frame)
+        while rest:
+            async with asyncio.timeout(self._stuck_s):
+                await response.write(rest[:_PIECE])
+                await self._request.writer.drain()  # `write` by itself waits from 64 KB on only
+            rest = rest[_PIECE:]
         self.writing = False
 
     def abort(self) -> None:
@@ -58,10 +79,18 @@ class _Reader:
 class Feed:
     """All pages of one process."""
 
-    def __init__(self, source: LiveSource, *, interval_s: float = INTERVAL_S, most: int = MOST_READERS) -> None:
+    def __init__(
+        self,
+        source: LiveSource,
+        *,
+        interval_s: float = INTERVAL_S,
+        most: int = MOST_READERS,
+        stuck_s: float = _STUCK_S,
+    ) -> None:
         self._source = source
         self._interval_s = interval_s
         self._most = most
+        self._stuck_s = stuck_s
         self._readers: set[_Reader] = set()
         self._task: asyncio.Task[None] | None = None
         self._newest = b""
@@ -87,9 +116,10 @@ class Feed:
         response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream; charset=utf-8"})
         if request.method == "HEAD":
             return response
-        reader = _Reader(request)
+        reader = _Reader(request, self._stuck_s)
         self._readers.add(reader)
         try:
+            reader.narrow()
             await response.prepare(request)
             await reader.write(response, _RETRY + await self._all_history())
             if self._newest:
@@ -134,7 +164,7 @@ class Feed:
         due, number = loop.time(), 0
         while True:
             try:
-                frame = _frame("snapshot", await self._source.snapshot())
+                frame = await _snapshot_frame(await self._source.snapshot())
                 number += 1
                 if number % _POINTS_EACH == 0:
                     frame = await self._points() + frame
@@ -162,6 +192,15 @@ class Feed:
 
     async def _points(self) -> bytes:
         return await _history_frames(self._source.history(), _POINTS_S)
+
+
+async def _snapshot_frame(snapshot: dict[str, Any]) -> bytes:
+    """Pool by pool: fifty of them with a hundred endpoints each take some milliseconds to encode."""
+    pools = []
+    for pool in snapshot.get("pools", ()):
+        pools.append(orjson.Fragment(orjson.dumps(pool)))
+        await asyncio.sleep(0)
+    return _frame("snapshot", {**snapshot, "pools": pools})
 
 
 async def _history_frames(history: dict[str, Any], last_s: float | None) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 import structlog
@@ -72,6 +72,7 @@ class Metrics(RequestCounts):
         )
         for where in _WHERE:  # an alert on faults needs a zero to start from
             self._faults.labels(where)
+        self._enabled = enabled
         if not enabled:  # replaced and not asked each time: this is for measuring what counting costs
             for name in _OF_REQUESTS:
                 setattr(self, name, _nothing)
@@ -117,27 +118,28 @@ class Metrics(RequestCounts):
         build = gauge("build_info", "1, with the version as label")
         put(build, {"version": self._version}, 1)
         yield from (build, self._lag.family())
-        yield from self.families()
+        if self._enabled:
+            yield from self.families()
         yield from self._part("process", lambda: pools.process(sources))
         yield from self._part("configuration", lambda: configuration.families(sources.configuration()))
-        views = self._part("views", sources.pools)
+        views = list(self._part("views", sources.pools))
         yield from self._part("pools", lambda: pools.families(views, sources))
         yield from self._part("observers", lambda: pools.observed(list(sources.observers())))
         names = [view.pool for view in views]
-        yield from self._part("tenants", lambda: self._by_tenant.families(names, sources.held_of))
+        if self._enabled:
+            yield from self._part("tenants", lambda: self._by_tenant.families(names, sources.held_of))
         yield from self._part("sets", lambda: endpoints.sets(list(sources.sets())))
         yield from self._part("windows", lambda: endpoints.windows(views))
         yield from self._part("scrapers", lambda: endpoints.scrapes(list(sources.scrapers())))
 
-    def _part(self, part: str, read: Callable[[], Iterable[T]]) -> list[T]:
-        """Nothing where it cannot be read: the rest of the page is needed then all the more."""
+    def _part(self, part: str, read: Callable[[], Iterable[T]]) -> Iterator[T]:
+        """As far as it can be read: the rest of the page is needed then all the more."""
         try:
-            found = list(read())
+            yield from read()
         except Exception:
             self.fault("telemetry")
             if part not in self._unread:  # and not at each scrape
                 log.exception("metrics_not_read", part=part)
             self._unread.add(part)
-            return []
-        self._unread.discard(part)
-        return found
+        else:
+            self._unread.discard(part)

@@ -35,7 +35,7 @@ from extproc.telemetry.metrics.labels import label
 _LOOK_S = 60.0
 _HALF_LIFE_S = 300.0
 _STAYS = 1.25  # times what another one has
-_MOST_CANDIDATES = 20_000  # told apart within a minute
+_MOST_CANDIDATES = 5_000  # told apart within a minute: the look at all of them holds a request up
 _KEPT = 4  # times the places, from one minute to the next
 _SAMPLES = 8  # of a tenant in a pool: four counters, each with its time of creation
 

@@ -59,6 +59,7 @@ export class Why {
 export class Classes {
   constructor() {
     const body = make("tbody");
+    this.caption = make("caption");
     this.rows = new Rows(body, (cls) => cls.name, () => new Row());
     this.node = make(
       "div",
@@ -66,7 +67,7 @@ export class Classes {
       make(
         "table",
         { class: "classes" },
-        make("caption", {}, "Classes"),
+        this.caption,
         make(
           "thead",
           {},
@@ -77,7 +78,7 @@ export class Classes {
             heading("Held", "number"),
             heading("In flight", "number"),
             heading("Oldest wait", "number"),
-            heading("Released", "number"),
+            heading("Released", "number", "Released a second, average of 30 s"),
             heading("Fairness", "number"),
             heading("What holds it", "wide"),
           ),
@@ -88,7 +89,9 @@ export class Classes {
   }
 
   update(pool, tones) {
-    this.rows.update(pool.classes.map((cls) => ({ ...cls, tone: tones.get(cls.name) })));
+    say(this.caption, pool.would_be ? "Classes, as they would be: nothing is held" : "Classes");
+    const { would_be } = pool;
+    this.rows.update(pool.classes.map((cls) => ({ ...cls, would_be, tone: tones.get(cls.name) })));
   }
 }
 
@@ -137,7 +140,7 @@ class Row {
     const tenants = cls.jain === null ? "" : ` · ${plural(cls.competing, "tenant", "tenants")}`;
     say(this.fairness, index(cls.jain) + tenants);
     set(this.fairness, { title: "Jain's index of the last minute: 1 where all tenants that compete got the same" });
-    this.why.update(cls.hold, cls.held ? cls.sentence : "Nothing waits.", cls.next);
+    this.why.update(cls.hold, cls.held ? cls.sentence : cls.would_be ? "Nothing would wait." : "Nothing waits.", cls.next);
     const closed = cls.gates.filter((gate) => gate.closed);
     const places = (gate) => plural(gate.closed, "endpoint", "endpoints");
     say(this.gates, closed.map((gate) => `Gate ${gate.name} is closed at ${places(gate)}.`).join(" "));

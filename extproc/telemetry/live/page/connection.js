@@ -1,14 +1,16 @@
 // The stream of figures: server-sent events. One that breaks is opened again, later each time; one that says nothing
-// for a while is taken for broken. A page that nobody looks at has none.
+// for a while is taken for broken. A page that nobody looks at has none. What has come is live when it is shown, and not
+// before: a service of another version may tell what this page cannot read.
 
 const SILENT_MS = 4000;
 const BROKEN_MS = 15000;
 const WAITS_MS = [1000, 2000, 4000, 8000, 15000];
 
 export class Connection {
-  // `told`: {history(data), snapshot(data), state(name, words)}; states: "opening", "live", "silent", "lost".
+  // `told`: {history(data), snapshot(data), state(name, words)}; states: "opening", "live", "silent", "lost", "broken".
+  // The first two throw at what they cannot read.
   constructor(url, told) {
-    Object.assign(this, { url, told, source: null, timer: null, attempts: 0, heardAt: 0, reason: "" });
+    Object.assign(this, { url, told, source: null, timer: null, attempts: 0, heardAt: 0, reason: "", faulty: false });
     setInterval(() => this.listen(), 1000);
     document.addEventListener("visibilitychange", () => {
       if (!document.hidden) return this.open();
@@ -22,15 +24,30 @@ export class Connection {
     if (document.hidden) return;
     this.close();
     this.heardAt = performance.now();
+    this.faulty = false;
     this.source = new EventSource(this.url);
-    this.source.addEventListener("history", (event) => this.told.history(JSON.parse(event.data)));
+    this.source.addEventListener("history", (event) => {
+      // Once in a stream is enough: the charts lack a part from then on.
+      if (!this.take("history", event)) this.faulty = true;
+    });
     this.source.addEventListener("snapshot", (event) => {
       this.heardAt = performance.now();
       this.attempts = 0;
-      this.told.state("live", "");
-      this.told.snapshot(JSON.parse(event.data));
+      const taken = this.take("snapshot", event);
+      this.told.state(taken && !this.faulty ? "live" : "broken", "");
     });
     this.source.addEventListener("error", () => this.lost());
+  }
+
+  // Whether it could be read.
+  take(name, event) {
+    try {
+      this.told[name](JSON.parse(event.data));
+      return true;
+    } catch (error) {
+      console.error(error);
+      return false;
+    }
   }
 
   close() {

@@ -58,7 +58,8 @@ export class Endpoints {
     const size = (each) => Math.max(each.limit, each.ours + each.foreign, each.capacity);
     const scale = Math.max(1, ...endpoints.map(size));
     this.rows.update(shown.map((endpoint) => ({ ...endpoint, scale })));
-    say(this.caption, known ? `Endpoints (${count(known)})` : "Endpoints: there is none, so nothing can go.");
+    const would = pool.would_be ? ", as they would be" : "";
+    say(this.caption, known ? `Endpoints (${count(known)})${would}` : "Endpoints: there is none, so nothing can go.");
     set(this.table, { "data-empty": known ? null : "yes" });
     this.more.hidden = endpoints.length <= COLLAPSED;
     set(this.more, { "aria-expanded": this.all });
@@ -136,7 +137,7 @@ class Bar {
     const floor = endpoint.at_floor ? ", at its floor" : "";
     const lost = endpoint.turned_away + endpoint.failed;
     const faults = lost ? `; ${plural(lost, "request", "requests")} turned away or failed` : "";
-    const may = limit ? ` of ${amount(limit)}, room ${amount(room)}` : ", nothing may go";
+    const may = limit ? ` of ${amount(limit)}, free slots ${amount(room)}` : ", nothing may go";
     say(this.words, `${count(ours)} ours${others}${may} (R ${amount(capacity)}, q ${amount(target)}${floor})${faults}`);
   }
 }

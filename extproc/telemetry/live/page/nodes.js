@@ -32,9 +32,9 @@ export function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-// A column's heading.
-export function heading(text, name = "") {
-  return make("th", { scope: "col", role: "columnheader", class: name }, text);
+// A column's heading. `whole`: the same in more words, where there is no room for them.
+export function heading(text, name = "", whole = null) {
+  return make("th", { scope: "col", role: "columnheader", class: name, title: whole, "aria-label": whole }, text);
 }
 
 // The nodes of a list, one for each item by its key: those that stay are updated where they are.

@@ -13,6 +13,7 @@ let newest = null; // the last snapshot that came
 let shown = null; // the one that the page shows
 let state = "opening";
 let paused = false;
+let version = null; // of the service that this page came from
 
 const sections = new Rows(find("pools"), (pool) => pool.name, (first) => {
   const pool = new Pool(first.name);
@@ -35,6 +36,8 @@ const facts = new Rows(find("facts"), (fact) => fact.name, (first) => {
 
 function show() {
   if (newest === null || paused) return;
+  version ??= newest.version;
+  if (newest.version !== version && reload(newest.version)) return;
   shown = newest;
   find("empty")?.remove();
   say(find("version"), shown.version);
@@ -54,6 +57,19 @@ function show() {
   document.title = shown.held ? `${count(shown.held)} held – Fairlane` : "Fairlane";
 }
 
+// The page of the service's new version. Once for each: behind one address there may be two that answer in turn.
+function reload(to) {
+  const key = `fairlane.reloaded ${to}`;
+  try {
+    if (sessionStorage.getItem(key) !== null) return false;
+    sessionStorage.setItem(key, "yes");
+  } catch {
+    return false; // a browser that keeps nothing
+  }
+  location.reload();
+  return true;
+}
+
 function freshness() {
   const old = shown !== null && state !== "live";
   document.body.classList.toggle("old", old);
@@ -68,6 +84,7 @@ function announce(words) {
   const texts = {
     lost: `No connection to Fairlane${since}${words ? ` ${words}` : ""} The page tries again by itself.`,
     silent: `Fairlane is silent${since}`,
+    broken: `What Fairlane tells cannot be read by this page${since} Load the page again.`,
   };
   say(find("connection"), texts[state] ?? "");
 }
@@ -81,8 +98,14 @@ new Connection("events", {
     }
   },
   snapshot(data) {
-    newest = data;
-    show();
+    const before = [newest, shown];
+    try {
+      newest = data;
+      show();
+    } catch (error) {
+      [newest, shown] = before;
+      throw error;
+    }
     freshness();
   },
   state(name, words) {

@@ -58,8 +58,8 @@ export class Pool {
     say(this.models, models === "*" ? "all models" : models);
     const facts = [
       `${count(pool.held)} ${pool.would_be ? "would be held" : "held"}`,
-      `${count(pool.in_flight)} of ${amount(pool.limit)} slots in flight`,
-      `${amount(pool.released_per_s)} released/s`,
+      `${count(pool.in_flight)} of ${amount(pool.limit)} slots ${pool.would_be ? "would be " : ""}in flight`,
+      `${amount(pool.released_per_s)} ${pool.would_be ? "would be " : ""}released/s (30 s average)`,
     ];
     if (pool.observed) facts.push(`${count(pool.observed)} observed`);
     say(this.summary, facts.join(" · "));
@@ -83,16 +83,17 @@ export class Pool {
         values: this.history.row(`${row}/${cls.name}`),
         now: figure(cls),
       }));
-    const latest = (cls) => this.history.row(`wait_p95_s/${cls.name}`).at(-1) ?? null;
+    // Of the chart's last step: what the tables say is the average of a longer time.
+    const latest = (row) => (cls) => this.history.row(`${row}/${cls.name}`).at(-1) ?? null;
     this.charts.held.update(lines("held", (cls) => cls.held), times, stepS, now);
-    const released = lines("released_per_s", (cls) => cls.released_per_s);
+    const released = lines("released_per_s", latest("released_per_s"));
     const refused = this.history.row("refused_per_s");
     if (refused.some(Boolean)) {
       const [label, tone] = ["refused", "tone-bad"];
       released.push({ name: "/refused", label, tone, values: refused, now: refused.at(-1), dashed: true });
     }
     this.charts.released.update(released, times, stepS, now);
-    this.charts.wait.update(lines("wait_p95_s", latest), times, stepS, now);
+    this.charts.wait.update(lines("wait_p95_s", latest("wait_p95_s")), times, stepS, now);
     const limits = this.history.row("limit");
     const slots = [
       { name: "ours", label: "in flight", tone: "tone-0", values: this.history.row("in_flight"), now: pool.in_flight },

@@ -41,10 +41,11 @@ export class Waiting {
     const kept = [...this.rows.views.values()].filter((view) => view.open && !there.has(view.flow.key));
     this.rows.update([...pool.flows, ...kept.map((view) => ({ ...view.flow, gone: true }))]);
     const total = pool.flow_count;
-    let words = "Nothing waits.";
+    const who = pool.would_be ? "Who would wait and why" : "Who waits and why";
+    let words = pool.would_be ? "Nothing would wait." : "Nothing waits.";
     const shown = count(pool.flows.length);
-    if (total > pool.flows.length) words = `Who waits and why: the ${shown} longest of ${count(total)} flows`;
-    else if (total) words = `Who waits and why (${plural(total, "flow", "flows")})`;
+    if (total > pool.flows.length) words = `${who}: the ${shown} longest of ${count(total)} flows`;
+    else if (total) words = `${who} (${plural(total, "flow", "flows")})`;
     say(this.caption, words);
     set(this.caption, { class: total ? null : "nothing" });
     this.head.hidden = !this.rows.views.size;

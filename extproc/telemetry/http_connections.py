@@ -1,0 +1,193 @@
+"""The connections of the HTTP port: how many there may be, and how long one may take to ask.
+
+aiohttp waits for ever for the end of a request that has begun, and takes every connection: a few hundred clients that
+send half a request hold as many of the process's file descriptors, which the gRPC ports need too. So there is a most,
+beyond which a connection is closed at once, and these times:
+
+    whole_s     from a request's first byte (of the first one: from the connection) to the end of its headers
+    idle_s      from an answer to the next request's first byte; an answer must be taken in this time, too
+
+While a request is answered there is no limit: a stream of events is open for hours. It counts among the most.
+
+A protocol stands before aiohttp's own and sees the bytes come; a middleware says when a request is whole and when it
+has been answered. There is no timer for each request: while there are connections, one sweep looks at all of them five
+times in `whole_s`. A body is no matter of ours: aiohttp gives it ten seconds and then closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, cast
+
+from extproc.telemetry.http_refusals import Refusals
+
+_SWEEPS: Final = 5  # in `whole_s`
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    most: int = 512  # connections
+    whole_s: float = 10.0
+    idle_s: float = 30.0
+
+
+class _Stage(Enum):
+    NEW = "new"
+    ASKING = "asking"
+    ANSWERING = "answering"
+    IDLE = "idle"
+
+
+class Connections:
+    """To be used from one event loop. `clock`: seconds; None: the loop's."""
+
+    def __init__(
+        self, refusals: Refusals, limits: Limits | None = None, clock: Callable[[], float] | None = None
+    ) -> None:
+        self._refusals = refusals
+        self._limits = limits or Limits()
+        self._clock = clock
+        self._open: dict[asyncio.BaseTransport, _Connection] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def sweeping(self) -> bool:
+        return self._timer is not None
+
+    def protocol(self, server: Callable[[], asyncio.Protocol]) -> asyncio.Protocol:
+        """For one new connection. `server`: makes the protocol that answers."""
+        return _Connection(self, server)
+
+    @contextlib.contextmanager
+    def answering(self, transport: asyncio.BaseTransport | None) -> Iterator[None]:
+        """Around the answer to a request that is whole. None: its client has gone."""
+        connection = None if transport is None else self._open.get(transport)
+        if connection is None:
+            yield
+            return
+        connection.begin()
+        try:
+            yield
+        finally:
+            connection.end()
+
+    def sweep(self) -> None:
+        """Closes those whose time is over."""
+        now, limits = self.now(), self._limits
+        for connection in list(self._open.values()):
+            waited = now - connection.since
+            match connection.stage:
+                case _Stage.NEW | _Stage.ASKING if waited >= limits.whole_s:
+                    if connection.stage is _Stage.ASKING:  # a browser connects ahead, and says nothing
+                        self._refusals.count("not_whole")
+                    connection.abort()
+                case _Stage.IDLE if waited >= limits.idle_s:
+                    connection.abort()
+
+    def close(self) -> None:
+        """Closes all that are still there."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for connection in list(self._open.values()):
+            connection.abort()
+
+    # -- for a connection -------------------------------------------------------------------------
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time() if self._clock is None else self._clock()
+
+    def enter(self, transport: asyncio.BaseTransport, connection: _Connection) -> bool:
+        """Whether it may stay."""
+        if len(self._open) >= self._limits.most:
+            self._refusals.count("too_many_connections")
+            return False
+        self._open[transport] = connection
+        if self._timer is None:
+            self._arm()
+        return True
+
+    def leave(self, transport: asyncio.BaseTransport) -> None:
+        self._open.pop(transport, None)
+        if not self._open and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def failed(self, error: Exception) -> None:
+        self._refusals.failed(error)
+
+    def _arm(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._limits.whole_s / _SWEEPS, self._tick)
+
+    def _tick(self) -> None:
+        self._arm()
+        self.sweep()
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, all_of_them: Connections, server: Callable[[], asyncio.Protocol]) -> None:
+        self._all = all_of_them
+        self._make = server
+        self._server: asyncio.Protocol | None = None
+        self._transport: asyncio.Transport
+        self._more = False  # something has come while the request before was answered
+        self.stage = _Stage.NEW
+        self.since = 0.0
+
+    def begin(self) -> None:
+        self.stage, self._more = _Stage.ANSWERING, False
+
+    def end(self) -> None:
+        self.stage, self.since = _Stage.ASKING if self._more else _Stage.IDLE, self._all.now()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    # -- asyncio.Protocol -------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self.since = self._all.now()
+        if not self._all.enter(transport, self):
+            self._transport.abort()
+            return
+        self._server = self._make()
+        self._server.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._server is None:
+            return
+        if self.stage is _Stage.ANSWERING:
+            self._more = True
+        elif self.stage is not _Stage.ASKING:
+            if self.stage is _Stage.IDLE:
+                self.since = self._all.now()
+            self.stage = _Stage.ASKING
+        try:
+            self._server.data_received(data)
+        except Exception as error:  # asyncio would log its text
+            self._all.failed(error)
+            self._transport.abort()
+
+    def eof_received(self) -> bool | None:
+        return None if self._server is None else self._server.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._all.leave(self._transport)
+        if self._server is not None:
+            self._server.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        if self._server is not None:
+            self._server.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._server is not None:
+            self._server.resume_writing()
