@@ -199,7 +199,7 @@ def _busiest(running: list[RunningPool]) -> list[RunningPool]:
     """Those with most waiting, where there are too many for a page; by name."""
     if len(running) <= MOST_POOLS:
         return running
-    busiest = sorted(running, key=lambda each: -each.scheduler.queued)[:MOST_POOLS]
+    busiest = sorted(running, key=lambda each: -(each.would_be or each).scheduler.queued)[:MOST_POOLS]
     return sorted(busiest, key=lambda each: each.pool.name)
 
 
@@ -232,7 +232,7 @@ def _pool(told: pb.Pool) -> dict[str, Any]:
         "would_be": pool is not told,
         "released_per_s": _figure(pool.releases_per_second),
         "since_release_s": _seconds(pool, "since_release"),
-        "leaked": pool.leaked_slots,
+        "leaked": told.leaked_slots,
         "source": legible(pool.endpoint_source, LONGEST_TEXT),
         "source_error": legible(pool.endpoint_source_error, LONGEST_TEXT),
         "classes": [_class(each) for each in pool.classes],

@@ -78,6 +78,7 @@ class Service:
             await self._serve(stop, hurry)
         finally:
             await self._telemetry.close()
+        log.info("stopped")
 
     async def _serve(self, stop: asyncio.Event, hurry: asyncio.Event) -> None:
         revisions, config, journal = self.revisions, self.config, self._telemetry.journal
@@ -158,7 +159,6 @@ class Service:
         await asyncio.gather(*following, *self._reloads, return_exceptions=True)
         await pools.stop()
         tracking.close()
-        log.info("stopped")
 
     def reload(self) -> None:
         """Read the configuration's file again, whether or not it seems to have changed."""

@@ -2,7 +2,8 @@
 
 aiohttp waits for ever for the end of a request that has begun, and takes every connection: a few hundred clients that
 send half a request hold as many of the process's file descriptors, which the gRPC ports need too. So there is a most,
-beyond which a connection is closed at once, and these times:
+beyond which the one that has waited for longest is closed, so that probes get in; all are being answered: the new one
+is. And there are these times:
 
     whole_s     from a request's first byte (of the first one: from the connection) to the end of its headers
     idle_s      from an answer to the next request's first byte; an answer must be taken in this time, too
@@ -21,6 +22,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from operator import itemgetter
 from typing import Final, cast
 
 from extproc.telemetry.http_refusals import Refusals
@@ -108,7 +110,11 @@ class Connections:
         """Whether it may stay."""
         if len(self._open) >= self._limits.most:
             self._refusals.count("too_many_connections")
-            return False
+            waiting = [(each.since, there) for there, each in self._open.items() if each.stage is not _Stage.ANSWERING]
+            if not waiting:
+                return False
+            _, longest = min(waiting, key=itemgetter(0))
+            self._open.pop(longest).abort()
         self._open[transport] = connection
         if self._timer is None:
             self._arm()

@@ -407,6 +407,7 @@ MOVING = (
 ELSEWHERE = {
     "classes.max_waiting": "takes what an engine's page shows of its queue: tests/core/test_window_adaptive.py",
     "classes.order": "test_shortest_first",
+    "classes.wait_objective": "for metrics and alerts alone: tests/cli/test_service_telemetry.py",
     "classes.headroom": "goes by the arrivals of minutes: tests/core/test_scheduler_headroom.py",
     "classes.hopeless": "goes by a rate of releases: tests/core/test_scheduler_reconfigure.py",
     "classes.gates.max_ttft": "closes for the time of one page: tests/core/test_scheduler_gates.py",

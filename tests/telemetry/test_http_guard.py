@@ -256,15 +256,43 @@ async def test_the_sweep_comes_by_itself() -> None:
 
 async def test_so_many_connections_and_no_more() -> None:
     async with served(Limits(most=20)) as port:
-        for _ in range(20):
-            await port.connect(b"GET /m")
-        await until(lambda: len(port.connections) == 20)
+        readers = []
+        for number in range(20):
+            readers.append(await port.connect(b"GET /m"))
+            await until(lambda number=number: len(port.connections) == number + 1)
         with structlog.testing.capture_logs() as told:
-            assert await port.ask(get("/healthz")) == b""
+            # A probe gets in, in the place of the one that has waited for longest.
+            assert b"200 OK" in await port.ask(get("/healthz", "Host: localhost", "Connection: close"))
         assert [line["too_many_connections"] for line in told] == [1]
-        await port.sweep_at(1010.0)
-        await until(lambda: len(port.connections) == 0)
-        assert b"200 OK" in await port.ask(get("/healthz", "Host: localhost", "Connection: close"))
+        assert await gone(readers[0])
+        await until(lambda: len(port.connections) == 19)
+        assert not any(reader.at_eof() for reader in readers[1:])
+
+
+async def gone(reader: asyncio.StreamReader) -> bool:
+    with contextlib.suppress(ConnectionError):
+        async with asyncio.timeout(5):
+            return await reader.read() == b""
+    return True
+
+
+async def test_nobody_who_is_being_answered_gives_way() -> None:
+    waiting = asyncio.Event()
+
+    class Slow:
+        async def page(self, _: str) -> tuple[bytes, str]:
+            await waiting.wait()
+            return b"at last", "text/plain"
+
+    async with served(Limits(most=2)) as port:
+        port.http._exposition = Slow()  # type: ignore[assignment]
+        readers = [await port.connect(get("/metrics")) for _ in range(2)]
+        await until(lambda: port.stages() == ["answering"] * 2)
+        assert await port.ask(get("/healthz")) == b""
+        waiting.set()
+        for reader in readers:
+            async with asyncio.timeout(20):
+                await reader.readuntil(b"at last")
 
 
 async def test_an_answer_under_way_has_no_limit(port: Port) -> None:

@@ -64,8 +64,15 @@ def _figures(connection: Connection, stats: pb.Stats, wanted: Wanted) -> Figures
 
 def _shown(stats: pb.Stats) -> pb.Stats:
     """Of a pool that only observes, what would be: nothing waits in it. Its mode says which it is."""
-    pools = [each.observed if each.HasField("observed") else each for each in stats.pools]
-    return pb.Stats(time=stats.time, revision=stats.revision, pools=pools)
+    shown = pb.Stats(time=stats.time, revision=stats.revision)
+    for pool in stats.pools:
+        if not pool.HasField("observed"):
+            shown.pools.append(pool)
+            continue
+        would_be = shown.pools.add()
+        would_be.CopyFrom(pool.observed)
+        would_be.observed_count, would_be.leaked_slots = pool.observed_count, pool.leaked_slots
+    return shown
 
 
 def _listed(connection: Connection, asked: pb.ListFlowsRequest) -> Any:

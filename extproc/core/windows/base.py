@@ -555,6 +555,8 @@ class Window:
     def view(self, now: float, q: float = 0.0) -> WindowView:
         """`q`: the standing queue to tell the limit for."""
         last, stance = self._last, self.stance(now)
+        opens = self._usable(stance) and self.left_until <= now
+        limit = self._limit_in(q, stance) if opens else 0.0
         return WindowView(
             endpoint=self.endpoint,
             stance=stance,
@@ -576,6 +578,6 @@ class Window:
             failed=self.failed,
             turned_away_limit=None if self._turned_away.most == math.inf else self._turned_away.most,
             queue_target=q,
-            limit=self._limit_in(q, stance) if self._usable(stance) and self.left_until <= now else 0.0,
+            limit=min(limit, max(self.policy.ceiling, self.capacity)),  # one controller opens without end
             **self._parts(now),
         )
