@@ -34,6 +34,8 @@ from typing import Any, TextIO
 import structlog
 from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
+from extproc.telemetry.printable import printable
+
 _IN_A_ROW = 10  # lines of a library
 _LINES_PER_S = 1.0  # of it, after those
 _MOST_LIBRARIES = 100  # that have an allowance of their own
@@ -210,17 +212,11 @@ def _escape(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     """What is deeper than this is shown as Python would write it, and that is escaped."""
     for key, value in event.items():
         if isinstance(value, str):
-            event[key] = _printable(value)
+            event[key] = printable(value)
     return event
-
-
-def _printable(text: str) -> str:
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _write_traceback(out: TextIO, exc_info: ExcInfo) -> None:
     """Set in, so that no message of an exception looks like a line of its own."""
     for line in "".join(traceback.format_exception(*exc_info)).rstrip("\n").split("\n"):
-        out.write(f"\n  {_printable(line)}")
+        out.write(f"\n  {printable(line)}")

@@ -23,6 +23,8 @@ from urllib.parse import unquote
 
 import structlog
 
+from extproc.telemetry.printable import printable
+
 log = structlog.get_logger()
 
 HEADERS = ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS")  # the first one that is set holds
@@ -37,16 +39,9 @@ _BETWEEN = re.compile(r"""[^\x21-\x7e]|["'\\]""")  # so that a value is found as
 _lock = threading.Lock()  # over who listens
 
 
-def clean(text: str) -> str:
-    """`text` without what breaks a line, a terminal or UTF-8: such characters stand as Python writes them."""
-    if text.isprintable():  # so no lone surrogate is in it
-        return text
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
 def without_credentials(text: str) -> str:
     """`text` without the values of headers for the collector; clean."""
-    text = clean(text)
+    text = printable(text)
     for value in sorted(_values(), key=len, reverse=True):
         text = text.replace(value, _TAKEN_OUT)
     return text

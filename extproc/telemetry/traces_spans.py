@@ -44,7 +44,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from extproc.config.telemetry import Traces
 from extproc.config.units import split_host_port
-from extproc.telemetry.traces_complaints import Complaints, clean, while_made, without_credentials
+from extproc.telemetry.printable import printable
+from extproc.telemetry.traces_complaints import Complaints, while_made, without_credentials
 from extproc.telemetry.traces_record import Held, Record, Refused
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ class Spans:
         )
         self._wait(record, request, arrival, end)
         for fault in record.faults:
-            where: _Attributes = {} if fault.endpoint is None else {"fairlane.endpoint": clean(fault.endpoint)}
+            where: _Attributes = {} if fault.endpoint is None else {"fairlane.endpoint": printable(fault.endpoint)}
             request.add_event(fault.name, where, self._ns(fault.at))
         if record.first_token_at is not None:
             request.add_event("first_token", None, self._ns(record.first_token_at))
@@ -215,7 +216,7 @@ class Spans:
             wait.add_event("released", released, self._ns(verdict_at))
         if record.refused is not None:
             wait.set_attribute("error.type", record.refused.code)
-            wait.set_status(Status(StatusCode.ERROR, clean(record.refused.message)))
+            wait.set_status(Status(StatusCode.ERROR, printable(record.refused.message)))
         wait.end(self._ns(max(arrival, verdict_at)))
 
     def _parent(self, record: Record) -> Context:
@@ -249,12 +250,12 @@ def _of_request(record: Record) -> _Attributes:
         "gen_ai.request.stream": record.stream,
         "fairlane.ticket": record.id,
         "fairlane.pool": record.pool,
-        "fairlane.tenant": clean(record.tenant),
+        "fairlane.tenant": printable(record.tenant),
         "fairlane.class": record.cls,
         "fairlane.outcome": _outcome(record),
     }
     if record.model is not None:
-        attributes["gen_ai.request.model"] = clean(record.model)
+        attributes["gen_ai.request.model"] = printable(record.model)
     if record.max_output is not None:
         attributes["gen_ai.request.max_tokens"] = record.max_output
     if record.choices != 1:
@@ -278,9 +279,9 @@ def _of_request(record: Record) -> _Attributes:
 def _of_hold(held: Held) -> _Attributes:
     attributes: _Attributes = {
         "fairlane.hold.kind": held.kind,
-        "fairlane.hold.name": clean(held.name),
-        "fairlane.hold.explanation": clean(held.told),
-        "fairlane.hold.next": clean(held.then),
+        "fairlane.hold.name": printable(held.name),
+        "fairlane.hold.explanation": printable(held.told),
+        "fairlane.hold.next": printable(held.then),
     }
     if held.value is not None:
         attributes["fairlane.hold.value"] = float(held.value)
@@ -306,7 +307,7 @@ def _of_cost(record: Record) -> _Attributes:
 
 
 def _of_refusal(refused: Refused) -> _Attributes:
-    return {"error.type": refused.code, "fairlane.message": clean(refused.message)}
+    return {"error.type": refused.code, "fairlane.message": printable(refused.message)}
 
 
 def _outcome(record: Record) -> str:
@@ -319,10 +320,10 @@ def _error(record: Record) -> tuple[str, str] | None:
     """(its kind, a sentence); None: it was served, or its client left."""
     refused = record.refused or record.evicted
     if refused is not None:
-        return refused.code, clean(refused.message)
+        return refused.code, printable(refused.message)
     if record.faults and record.settled is not None and record.settled.source == "error":
         last = record.faults[-1]
-        return last.name, f"{clean(last.endpoint or 'the endpoint')}: {last.name.replace('_', ' ')}"
+        return last.name, f"{printable(last.endpoint or 'the endpoint')}: {last.name.replace('_', ' ')}"
     return None
 
 
@@ -343,8 +344,8 @@ def _exporter(settings: Traces) -> SpanExporter:
 
         if parts.path.strip("/"):
             raise SpansError(
-                f"telemetry.traces.otlp has the path {clean(parts.path)!r}, and gRPC has none: leave it out, or set "
-                "telemetry.traces.protocol to http"
+                f"telemetry.traces.otlp has the path {printable(parts.path)!r}, and gRPC has none: leave it out, or "
+                "set telemetry.traces.protocol to http"
             )
         if parts.port is None and parts.scheme == "http":
             url = f"http://{parts.netloc}:{_GRPC_PORT}"  # gRPC would take 443

@@ -28,8 +28,8 @@ from extproc.core.events import (
     Usage,
 )
 from extproc.core.model import Gates, Pick, PickPolicy, Source, Traffic
+from extproc.telemetry.printable import printable
 from extproc.telemetry.traces import Tracer
-from extproc.telemetry.traces_complaints import clean
 from extproc.telemetry.traces_spans import operation
 
 CONVENTIONS = {
@@ -388,5 +388,5 @@ def test_the_operation_is_one_of_few(path: str, name: str) -> None:
 
 
 def test_clean_text_is_one_printable_line() -> None:
-    assert clean("käse \U0001f9c0 'a'") == "käse \U0001f9c0 'a'"
-    assert clean("a\r\nb\t\x7f\u2028\udfff") == "a\\r\\nb\\t\\x7f\\u2028\\udfff"
+    assert printable("käse \U0001f9c0 'a'") == "käse \U0001f9c0 'a'"
+    assert printable("a\r\nb\t\x7f\u2028\udfff") == "a\\r\\nb\\t\\x7f\\u2028\\udfff"
