@@ -35,14 +35,14 @@ from extproc.cli.wire_measures import (
     added,
     ratio,
 )
-from extproc.cli.wire_telemetry import ALL, apart, costs, telemetry
+from extproc.cli.wire_telemetry import Looked, telemetry
 
 MEASURES = {**WIRE_MEASURES, "telemetry": telemetry}
 
 # What must be reached
 _STANDARD_MS, _BODY_MS, _ABOVE_FLOOR_MS = 0.7, 1.0, 0.15  # CPU of ours for each request
 _SIZE_RATIO = 1.10  # CPU with 2 MB bodies / with 2 KB
-_TELEMETRY, _APART = 1.05, 0.2  # CPU with all telemetry / with none; beyond, the machine is too restless to tell
+_TELEMETRY, _APART = 1.05, 0.05  # CPU with all telemetry / with none; beyond, the machine is too restless to tell
 _P50_MS, _P99_MS = 2.0, 10.0  # added to Envoy alone
 _HELD_BYTES = 40_960  # for each held request
 _GROWTH, _GROWTH_BYTES = 1.05, 10 * 2**20  # of resident memory, second fifth to last; one of the two
@@ -148,9 +148,9 @@ def _soak(soak: Soak) -> Iterator[Check]:
     yield Check("faults", soak.faults, "= 0", soak.faults == 0)
 
 
-def _telemetry_checks(found: dict[str, Cpu]) -> Iterator[Check]:
-    yield _most("CPU for a request, all telemetry / none", costs(found, ALL), _TELEMETRY)
-    yield _most("how far that is apart, half of the rounds", apart(found, ALL), _APART)
+def _telemetry_checks(looked: Looked) -> Iterator[Check]:
+    yield _most("CPU for a request, all telemetry / none", looked.all_of_it, _TELEMETRY)
+    yield _most("two processes without any are apart by", looked.apart, _APART)
 
 
 _CHECKS: dict[str, Callable[[Any], Iterator[Check]]] = {
@@ -174,10 +174,10 @@ def show(found: Found, checks: list[Check]) -> None:
         for floor in (READING_FLOOR, WAITING_FLOOR):
             console.print(f"above the {floor}: {above(found['cpu'], 'standard, 2 KB', floor):.3f} ms")
     if "telemetry" in found:
-        told = cast(dict[str, Cpu], found["telemetry"])
-        table = Table("CPU for each request, ms", "median", "lowest", "highest", "/ off", "apart", title_justify="left")
-        for name, each in told.items():
-            told_of = (each.median_ms, min(each.rounds_ms), max(each.rounds_ms), costs(told, name), apart(told, name))
+        looked = cast(Looked, found["telemetry"])
+        table = Table("CPU for each request, ms", "median", "lowest", "highest", "/ off", title_justify="left")
+        for name, each in looked.rows.items():
+            told_of = (each.median_ms, min(each.rounds_ms), max(each.rounds_ms), looked.ratio(name))
             table.add_row(name, *(f"{value:.3f}" for value in told_of))
         console.print(table)
     if "latency" in found:

@@ -43,6 +43,7 @@ class Scale:
     """How much is measured."""
 
     rounds: int = 7  # of the CPU, the dropped one included
+    launches: int = 4  # of all processes, where telemetry is looked at
     closed: int = 1_500  # requests of a round, as fast as they go
     paced: int = 120  # requests of a round, at `pace`
     pace: float = 40.0  # a second
@@ -53,7 +54,9 @@ class Scale:
     soak: int = 100_000
 
 
-QUICK = Scale(rounds=3, closed=600, paced=60, latency_rounds=3, latency_requests=400, held=1_000, soak=5_000)
+QUICK = Scale(
+    rounds=3, launches=2, closed=600, paced=60, latency_rounds=3, latency_requests=400, held=1_000, soak=5_000
+)
 
 # -- CPU ------------------------------------------------------------------------------------------
 

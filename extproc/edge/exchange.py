@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 # What grpc.aio hands over: serialised messages, or its EOF marker.
 Context = Any
+Metadata = Iterable[tuple[str, str | bytes]]
 
 _OF_THE_REQUEST = frozenset({"request_body", "request_trailers"})
 
@@ -50,6 +51,7 @@ class Exchange:
         "early",
         "interrupted",
         "last_word",
+        "metadata",
         "place",
         "reader",
         "replayable",
@@ -58,9 +60,10 @@ class Exchange:
         "writing",
     )
 
-    def __init__(self, context: Context, shape: Shape) -> None:
+    def __init__(self, context: Context, shape: Shape, metadata: Metadata) -> None:
         self.context = context
         self.shape = shape
+        self.metadata = metadata  # of the stream, until it waits; gRPC makes it anew whenever it is asked
         self.answered = False  # the request was let go or answered, or there is nobody who waits for it
         self.replayable = True  # Envoy would send it to another replica, should this stream break now
         self.writing = False

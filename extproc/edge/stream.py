@@ -28,7 +28,7 @@ from extproc.core.reasons import Reason
 from extproc.edge import facts as facts_of
 from extproc.edge.body_edit import members
 from extproc.edge.driver import Interrupted, Outcome
-from extproc.edge.exchange import Context, Exchange
+from extproc.edge.exchange import Context, Exchange, Metadata
 from extproc.edge.facts import Facts
 from extproc.edge.gate import TRACE_HEADERS, Deny, Gate, Pass, Queue
 from extproc.edge.lenient import request_message
@@ -96,8 +96,9 @@ class ExternalProcessor:
             message = request_message(first)
         except DecodeError as error:
             message = error  # dealt with below, like any other fault
-        shape = shape_of(None if isinstance(message, DecodeError) else message, context.invocation_metadata())
-        exchange = Exchange(context, shape)
+        metadata = context.invocation_metadata() or ()
+        shape = shape_of(None if isinstance(message, DecodeError) else message, metadata)
+        exchange = Exchange(context, shape, metadata)
         side: RequestSide | None = None
         unread: ext_proc_pb2.ProcessingRequest | None = None
         stays = True
@@ -236,7 +237,8 @@ class ExternalProcessor:
         if self._journal is not None:
             self._journal.coming(event.id, place.request_id)
             if self._journal.tracing:
-                self._journal.begin(event.id, _origin(exchange.context, facts))
+                self._journal.begin(event.id, _origin(exchange.metadata, facts))
+        exchange.metadata = ()  # it may wait long, among many
         waiter = place.driver.arrive(event)
         if waiter.done():
             outcome = waiter.result()
@@ -408,10 +410,12 @@ class ExternalProcessor:
         await self._follow(exchange, side)
 
 
-def _origin(context: Context, facts: Facts) -> Origin:
+def _origin(metadata: Metadata, facts: Facts) -> Origin:
     """Envoy puts the trace of its own span for this stream into the stream's metadata, where it traces."""
-    told: Mapping[str, str] = {key: value for key, value in context.invocation_metadata() or () if key in TRACE_HEADERS}
-    if "traceparent" not in told:
-        told = facts.headers
+    told: Mapping[str, str] = facts.headers
+    for key, _ in metadata:
+        if key == "traceparent":
+            told = {key: str(value) for key, value in metadata if key in TRACE_HEADERS}
+            break
     parent, state = told.get("traceparent", ""), told.get("tracestate", "")
-    return Origin(str(parent), str(state), facts.model, facts.path, facts.stream)
+    return Origin(parent, state, facts.model, facts.path, facts.stream)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import resource
@@ -318,24 +319,38 @@ def nobody(_: str) -> None:
     """Who is told of the progress."""
 
 
+def looked(all_ms: float, scraped_ms: float, control_ms: float = 1.0) -> dict[str, Any]:
+    rows = {name: Cpu([value]) for name, value in {
+        wire_telemetry.OFF: 1.0, wire_telemetry.CONTROL: control_ms, wire_telemetry.ALL: all_ms,
+        wire_telemetry.SCRAPED: scraped_ms}.items()}  # fmt: skip
+    return {"telemetry": wire_telemetry.Looked(rows, scraped_s=[1.0, 1.5, 9.0])}
+
+
 def test_the_bound_of_telemetry() -> None:
-    # of all rounds together: 4.16 / 4
-    off, all_of_it = Cpu([1.0, 1.0, 2.0]), Cpu([1.04, 1.02, 2.10])
-    assert failing({"telemetry": {wire_telemetry.OFF: off, wire_telemetry.ALL: all_of_it}}) == set()
-    restless = Cpu([0.7, 1.3, 2.1])
-    assert failing({"telemetry": {wire_telemetry.OFF: off, wire_telemetry.ALL: restless}}) == {
-        "how far that is apart, half of the rounds"
-    }
-    assert failing({"telemetry": {wire_telemetry.OFF: off, wire_telemetry.ALL: Cpu([1.06, 1.06, 2.10])}}) == {
-        "CPU for a request, all telemetry / none"
-    }
+    # a scrape each 15 s is one in ten rounds: 1.04 + 0.06 / 10
+    assert looked(1.04, 1.10)["telemetry"].all_of_it == pytest.approx(1.046)
+    assert failing(looked(1.04, 1.10)) == set()
+    assert failing(looked(1.04, 1.20)) == {"CPU for a request, all telemetry / none"}
+    assert failing(looked(1.06, 1.06)) == {"CPU for a request, all telemetry / none"}
+
+
+@pytest.mark.parametrize("control_ms", [0.90, 1.08])
+def test_without_telemetry_two_processes_must_be_alike(control_ms: float) -> None:
+    assert failing(looked(1.0, 1.0, control_ms)) == {"two processes without any are apart by"}
+
+
+def test_each_row_comes_first_as_often_and_each_order_has_its_reverse() -> None:
+    orders = [tuple(wire_telemetry.turned("abc", number)) for number in range(6)]
+    assert sorted(orders) == sorted([("a", "b", "c"), ("b", "c", "a"), ("c", "a", "b"),
+                                     ("c", "b", "a"), ("a", "c", "b"), ("b", "a", "c")])  # fmt: skip
 
 
 @pytest.mark.e2e
 async def test_telemetry_small(tmp_path: Path) -> None:
-    found = await wire_telemetry.telemetry(tmp_path, TINY, nobody)
-    assert [len(row.rounds_ms) for row in found.values()] == [3] * 4  # of twice two rounds, without the first
-    assert all(0.1 < wire_telemetry.costs(found, name) < 10 for name in found)
+    found = await wire_telemetry.telemetry(tmp_path, dataclasses.replace(TINY, launches=2), nobody)
+    assert [len(row.rounds_ms) for row in found.rows.values()] == [2] * 6  # of two launches, each without its first
+    assert len(found.scraped_s) == 2
+    assert all(0.1 < found.ratio(name) < 10 for name in found.rows)
     assert len(list(checks_of({"telemetry": found}))) == 2
 
 
