@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 # arguments for `fairlane`: make up ARGS="--envoy-port 11000"
 ARGS ?=
 
-.PHONY: up demo test test-fast test-envoys test-vllm envoy-files dashboard lint types contracts proto clean help
+.PHONY: up demo test test-fast test-envoys test-vllm envoy-files dashboard kubernetes plots lint types contracts proto sbom audit clean help
 
 help:
 	@echo "make up         the whole stack in the foreground: Envoy, Fairlane, two simulated engines"
@@ -18,7 +18,11 @@ help:
 	@echo "make lint types contracts    ruff, mypy --strict, import-linter"
 	@echo "make envoy-files  write the files in envoy/ that are made from envoy.yaml and lua/"
 	@echo "make dashboard  write deploy/grafana/fairlane.json"
+	@echo "make kubernetes write the files in deploy/kubernetes that are made of others (rules, an Envoy)"
+	@echo "make plots      write docs/plots and the figures in docs/tuning.md (half a minute)"
 	@echo "make proto      generate extproc/pb from proto/"
+	@echo "make sbom       write build/sbom.cdx.json: what Fairlane runs with, and its licences (CycloneDX)"
+	@echo "make audit      known vulnerabilities of that, where a service that knows them can be asked"
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Fairlane needs Python 3.11 or later; none was found. Name one: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
@@ -59,11 +63,23 @@ contracts: $(STAMP)
 dashboard: $(STAMP)
 	$(BIN)/python tools/gen_dashboard.py
 
+kubernetes: $(STAMP)
+	$(BIN)/python tools/gen_kubernetes.py
+
+plots: $(STAMP)
+	$(BIN)/python tools/gen_plots.py $(ARGS)
+
 envoy-files: $(STAMP)
 	$(BIN)/python -m extproc.wiring.shipped
 
 proto: $(STAMP)
 	$(BIN)/python tools/gen_proto.py
+
+sbom: $(STAMP)
+	$(BIN)/python tools/sbom.py $(ARGS)
+
+audit: $(STAMP)
+	$(BIN)/python tools/audit.py $(ARGS)
 
 clean:
 	rm -rf $(VENV)

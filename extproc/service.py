@@ -29,6 +29,7 @@ from extproc.edge.stream import ExternalProcessor
 from extproc.edge.tracking import Tracking
 from extproc.engines.access import AccessError
 from extproc.live import Live
+from extproc.notify import Notifier
 from extproc.pools import Pools
 from extproc.telemetry.http import HttpPort
 from extproc.telemetry.journal import OBSERVED
@@ -36,10 +37,12 @@ from extproc.telemetry.metrics import ConfigurationStats, EndpointSetStats, Metr
 from extproc.telemetry.sampler import Watched
 from extproc.telemetry.telemetry import Telemetry
 from extproc.telemetry.traces import TraceError
+from extproc.transport.tls_files import TlsError, TlsFiles
 
 log = structlog.get_logger()
 
 _LETTING_GO_S = 0.5  # what is still held when the grace is over needs a moment to be let go
+_STOPPED_S = 10.0  # and the stop itself, on a slow machine
 _NEVER_S = 10.0 * 366 * 86_400
 
 
@@ -50,14 +53,16 @@ class StartError(Exception):
 class Service:
     """One process: its pools, its ports, its scrapers, its configuration."""
 
-    def __init__(self, config: Config, file: FileData | None = None) -> None:
-        """`file`: what `config` was read from, to be read again when it changes; None: it came from nowhere."""
+    def __init__(self, config: Config, file: FileData | None = None, notifier: Notifier | None = None) -> None:
+        """`file`: what `config` was read from, to be read again when it changes; None: it came from nowhere.
+        `notifier`: to the service manager; None: there is none."""
         self.config = config  # as it was at the start; `revisions` has what is in force
         self.metrics = Metrics(__version__, enabled=config.telemetry.enabled)
         self.started_at = time.time()
         self.serving = False
         self._file = file or FileData.of(written(config))
-        self._reloads: set[asyncio.Task[bool]] = set()
+        self._notifier = notifier or Notifier()
+        self._reloads: set[asyncio.Task[None]] = set()
 
     async def run(self, stop: asyncio.Event, hurry: asyncio.Event) -> None:
         """Serve until `stop` is set; end at once when `hurry` is too. Raises StartError."""
@@ -84,8 +89,10 @@ class Service:
         revisions, config, journal = self.revisions, self.config, self._telemetry.journal
         listen = config.listen
         try:
+            edge_tls = None if listen.ext_proc_tls is None else TlsFiles(listen.ext_proc_tls, "listen.ext_proc_tls")
+            http_tls = None if listen.http_tls is None else TlsFiles(listen.http_tls, "listen.http_tls")
             self._pools = pools = Pools(config, self.metrics, __version__, journal)
-        except (KeyFileError, AccessError) as error:
+        except (TlsError, KeyFileError, AccessError) as error:
             raise StartError(str(error)) from error
         gate = pools.gate
         tracking = Tracking(gate, self.metrics)
@@ -115,17 +122,22 @@ class Service:
                 modes=lambda: {each.pool.name: each.pool.mode for each in self._pools},
                 held_of=self._held_of,
                 page_watchers=lambda: http.watchers,
+                certificates=lambda: {
+                    port: tls.expires()
+                    for port, tls in (("ext_proc", edge_tls), ("admin", admin.access.tls), ("http", http_tls))
+                    if tls is not None
+                },
             )
         )
         try:
             access_log = AccessLog(gate, tracking, self.metrics, journal)
-            edge = edge_server.build(listen.ext_proc, processor, access_log, config.requests.max_body)
+            edge = edge_server.build(listen.ext_proc, processor, access_log, config.requests.max_body, edge_tls)
             servicer = Admin(self, revisions, portions)
             admin = AdminServer.build(listen.admin, config.admin, servicer, revisions.audit.denied)
         except (PortInUseError, AdminStartError) as error:
             raise StartError(str(error)) from error
         try:
-            await http.start(*split_host_port(listen.http))
+            await http.start(*split_host_port(listen.http), http_tls)
         except OSError as error:
             await http.stop()
             raise StartError(f"{listen.http} (listen.http) cannot be bound: {error.strerror or error}") from error
@@ -145,7 +157,10 @@ class Service:
             asyncio.create_task(admin.watch(lambda: self.metrics.fault("token_file")), name="token file"),
         ]
         self.serving = True
-        log.info("serving", version=__version__, revision=revisions.revision, **listen.model_dump())
+        ports = listen.model_dump(include={"ext_proc", "admin", "http"})
+        environment = {"environment": names} if (names := self._file.environment.names) else {}
+        log.info("serving", version=__version__, revision=revisions.revision, **ports, **environment)
+        self._notifier.ready(self._status())
         await stop.wait()
         await admin.set_serving(False)
         await self._drain(edge, processor, hurry)
@@ -164,9 +179,21 @@ class Service:
         """Read the configuration's file again, whether or not it seems to have changed."""
         if not self.serving:
             return
-        task = asyncio.create_task(self.revisions.reload("SIGHUP"), name="reload")
+        self._notifier.reloading()
+        task = asyncio.create_task(self._reload(), name="reload")
         self._reloads.add(task)
         task.add_done_callback(self._reloads.discard)
+
+    async def _reload(self) -> None:
+        await self.revisions.reload("SIGHUP")
+        if self.serving:
+            self._notifier.ready(self._status())
+
+    def _status(self) -> str:
+        """For the service manager."""
+        revisions = self.revisions
+        error = f"; the configuration file is refused: {revisions.file_error}" if revisions.file_error else ""
+        return f"serving at {self.config.listen.ext_proc}, revision {revisions.revision}{error}"
 
     async def _drain(self, edge: edge_server.EdgeServer, processor: ExternalProcessor, hurry: asyncio.Event) -> None:
         """Health first, so that Envoy looks elsewhere; then no new streams; then the held ones go, by `shutdown.held`:
@@ -177,6 +204,7 @@ class Service:
         inside = sum(pool.in_flight for pool in self.pools())
         held = sum(pool.queued for pool in self.pools())
         log.info("draining", held=held, in_flight=inside, grace_s=settings.grace, held_requests=settings.held)
+        self._notifier.stopping(f"draining: {held} held, {inside} inside", settings.grace + _LETTING_GO_S + _STOPPED_S)
         await edge.set_serving(False)
         # Its own time never ends: a stop whose grace is over in the moment in which another one has stopped the server
         # crashes the process (grpcio 1.85 cancels the calls of a server that is gone).

@@ -252,6 +252,12 @@ OPERATIONS = Row(
             (f"time() - fairlane_config_loaded_timestamp_seconds{{{SERVICE}}}", "{{instance}}"),
         ),
         lines(
+            "Certificates",
+            "Until a port's certificate expires. Empty without TLS.",
+            "s",
+            (f"fairlane_certificate_expiry_timestamp_seconds{{{SERVICE}}} - time()", "{{instance}} {{port}}"),
+        ),
+        lines(
             "Configuration changes by outcome",
             "Changes made through the admin API, and attempts.",
             "cps",

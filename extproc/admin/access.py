@@ -37,11 +37,11 @@ import structlog
 
 from extproc.admin.certificate_names import names_in
 from extproc.admin.errors import AdminError
-from extproc.admin.tls import TlsError, TlsFiles
 from extproc.admin.tokens import LOCAL, BearerError, Holder, TokenFile, digest_of
 from extproc.config.administration import ROLES, Administration, CertificateRole, Role
 from extproc.config.digest_file import POLL_S, DigestFileError, watch
 from extproc.config.units import UNIX, split_host_port
+from extproc.transport.tls_files import TlsError, TlsFiles
 
 log = structlog.get_logger()
 
@@ -90,12 +90,12 @@ class Access:
         self._authenticates = administration.authenticates
         self._failures = Failures(now)
         self._tokens = None if administration.tokens_file is None else TokenFile(Path(administration.tokens_file))
-        self._tls: TlsFiles | None = None
+        self.tls: TlsFiles | None = None  # None: plain text
         try:
             if self._tokens is not None:
                 self._tokens.load()
             if administration.tls is not None:
-                self._tls = TlsFiles(administration.tls)
+                self.tls = TlsFiles(administration.tls, "admin.tls")
         except DigestFileError as error:
             raise AdminStartError(f"admin.tokens_file: {error}") from error
         except TlsError as error:
@@ -110,7 +110,7 @@ class Access:
                 f"listen.admin {self._listen} is open to the network, and nothing says who may change this service: "
                 "give admin.tls.client_ca with admin.certificates, or admin.tokens_file; or bind 127.0.0.1 or unix:PATH"
             )
-        if self._tls is None:
+        if self.tls is None:
             log.warning(
                 "admin_tokens_in_plain_text",
                 listen=self._listen,
@@ -119,7 +119,7 @@ class Access:
 
     def server_credentials(self) -> grpc.ServerCredentials | None:
         """None: plain text."""
-        return None if self._tls is None else self._tls.credentials()
+        return None if self.tls is None else self.tls.credentials()
 
     def caller(self, context: grpc.aio.ServicerContext[object, object]) -> Caller:
         """Whose call it is. Raises DeniedError."""

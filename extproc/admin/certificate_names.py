@@ -13,6 +13,8 @@ import ssl
 from collections.abc import Iterator
 from typing import Final
 
+from extproc.transport.der import every, only, values
+
 _SEQUENCE: Final = 0x30
 _OID: Final = 0x06
 _OCTETS: Final = 0x04
@@ -35,12 +37,12 @@ def names_in(pem: bytes) -> list[str]:
 
 def _san(der: bytes) -> Iterator[tuple[int, bytes]]:
     """Tag and content of each of its names. Raises ValueError and IndexError."""
-    certificate = _only(der, _SEQUENCE)
-    to_be_signed = _only(certificate, _SEQUENCE)
-    for extensions in _all(to_be_signed, _EXTENSIONS):
-        for extension in _all(_only(extensions, _SEQUENCE), _SEQUENCE):
-            if _only(extension, _OID) == _SAN:
-                yield from _values(_only(_only(extension, _OCTETS), _SEQUENCE))
+    certificate = only(der, _SEQUENCE)
+    to_be_signed = only(certificate, _SEQUENCE)
+    for extensions in every(to_be_signed, _EXTENSIONS):
+        for extension in every(only(extensions, _SEQUENCE), _SEQUENCE):
+            if only(extension, _OID) == _SAN:
+                yield from values(only(only(extension, _OCTETS), _SEQUENCE))
 
 
 def _name(tag: int, content: bytes) -> str:
@@ -49,28 +51,3 @@ def _name(tag: int, content: bytes) -> str:
     if tag == _IP:
         return str(ipaddress.ip_address(content))
     return ""
-
-
-def _only(data: bytes, tag: int) -> bytes:
-    """The first value with this tag."""
-    for found in _all(data, tag):
-        return found
-    raise ValueError(f"nothing with tag {tag:#x}")
-
-
-def _all(data: bytes, tag: int) -> Iterator[bytes]:
-    return (content for found, content in _values(data) if found == tag)
-
-
-def _values(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Tag and content of the values that stand one after the other in `data`. Raises ValueError and IndexError."""
-    at = 0
-    while at < len(data):
-        tag, length, at = data[at], data[at + 1], at + 2
-        if length & 0x80:
-            size = length & 0x7F
-            length, at = int.from_bytes(data[at : at + size], "big"), at + size
-        if at + length > len(data):
-            raise ValueError("a value is longer than what holds it")
-        yield tag, data[at : at + length]
-        at += length

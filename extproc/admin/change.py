@@ -111,5 +111,5 @@ def of_patch(
 
 def of_file(now: InForce, file: FileData) -> Made:
     """Raises ConfigError where the file is no configuration by itself."""
-    from_data(file.data, str(file.path or "configuration"))
+    file.config()
     return Made(now.overlay.folded(file.data), file)

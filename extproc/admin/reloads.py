@@ -26,7 +26,7 @@ from extproc.admin.ledger import Ledger
 from extproc.admin.records import Kind, service
 from extproc.config.faults import ConfigError
 from extproc.config.file_watch import FileWatch
-from extproc.config.load import FileData, from_data, read_again
+from extproc.config.load import FileData, read_again
 
 log = structlog.get_logger()
 
@@ -144,7 +144,7 @@ def _read(path: Path, known: Sequence[FileData]) -> FileData:
     """Raises ConfigError where it is no configuration by itself."""
     file = read_again(path, known)
     if not any(file is each for each in known):
-        from_data(file.data, str(path))
+        file.config()
     return file
 
 

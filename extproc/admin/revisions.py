@@ -270,7 +270,7 @@ class Revisions:
             raise invalid("yaml", told)
 
         def make(now: InForce, _number: int, _expires_at: float | None) -> Made:
-            return of_file(now, FileData.of(parse_data(text, "yaml")))
+            return of_file(now, FileData.of(parse_data(text, "yaml"), now.file.environment))
 
         change = Change(Kind.FILE_RELOAD, service("ValidateConfig"), "", make, validate_only=True)
         return await self._whole(self._whole_file, lambda: self._ledger.look(change))

@@ -30,6 +30,7 @@ from extproc.admin.access import Access, AdminStartError
 from extproc.admin.guard import SERVICE, OnDenied, handlers
 from extproc.config.administration import Administration
 from extproc.config.units import UNIX
+from extproc.transport.tls_files import HANDSHAKE_OPTIONS
 
 SERVING: Final = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -53,6 +54,7 @@ _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    *HANDSHAKE_OPTIONS,
 )
 # A certificate is looked at when the connection is made: one that has run out since, or whose authority is no longer
 # trusted, must not last.

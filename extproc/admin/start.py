@@ -23,7 +23,7 @@ from extproc.admin.in_force import InForce
 from extproc.admin.records import AuditRecord, Kind, Revision, service
 from extproc.admin.store import DamagedError, StaleError, Store, StoreError
 from extproc.config.faults import ConfigError
-from extproc.config.load import FileData, from_data
+from extproc.config.load import FileData
 from extproc.config.overlay import FieldChange, Overlay, diff
 
 log = structlog.get_logger()
@@ -94,7 +94,7 @@ def begin_and_keep(store: Store, file: FileData, now: float) -> Begun:
 
 def begin(store: Store, file: FileData, now: float) -> Begun:
     """`now`: seconds since 1970. Nothing is written. Blocks. Raises ConfigError where the file is no configuration."""
-    from_data(file.data, str(file.path or "configuration"))
+    file.config()
     try:
         return _begin(store, file, now)
     except StoreError as error:

@@ -18,33 +18,54 @@ import structlog
 
 from extproc.admin.access import Access as AdminAccess
 from extproc.admin.access import AdminStartError, is_local
+from extproc.cli.given import given
 from extproc.config.cautions import cautions
+from extproc.config.environment import ignored_note, shown_name
 from extproc.config.faults import Fault
-from extproc.config.load import ConfigError, load
+from extproc.config.load import ConfigError, FileData
 from extproc.config.model import Config
 from extproc.edge.key_file import KeyFileError, Keys
 from extproc.engines.access import Access, AccessError
+from extproc.transport.tls_files import EXPIRED, TlsError, TlsFiles
+
+_MOST_NAMES = 10  # of variables
 
 
 @click.command("check-config")
-@click.argument("path", type=click.Path(path_type=Path), default="fairlane.yaml")
-def check_config(path: Path) -> None:
-    """Check a configuration file, and the files of keys, tokens and certificates that it names. Exit codes: 0 good,
-    2 not. What it says and hardly means is told on standard error, and is no fault."""
+@click.argument("path", type=click.Path(path_type=Path), required=False, envvar="FAIRLANE_CONFIG")
+def check_config(path: Path | None) -> None:
+    """Check a configuration file, and the files of keys, tokens and certificates that it names; with the environment
+    variables that `serve` would lay over it. Exit codes: 0 good, 2 not. What it says and hardly means is told on
+    standard error, and is no fault."""
     try:
-        config = load(path)
+        file = given(path, os.environ)
+        config = file.config()
         Keys(config)
         for pool in config.pools:
             Access.of(pool.metrics, pool.name)
         with _quiet():
-            AdminAccess(config.listen.admin, config.admin).check_start()
-    except (ConfigError, KeyFileError, AccessError, AdminStartError) as error:
+            admin = AdminAccess(config.listen.admin, config.admin)
+            admin.check_start()
+            tls = [admin.tls, *_tls_files(config)]
+    except (ConfigError, KeyFileError, AccessError, AdminStartError, TlsError) as error:
         click.echo(str(error), err=True)
         sys.exit(2)
-    for caution in [*cautions(config), *_admin_cautions(config), *_page_cautions(config)]:
-        click.echo(f"{path}: warning: {caution.path}: {caution.message}", err=True)
+    told = file.path or file.title
+    for name in file.environment.ignored:
+        click.echo(f"{told}: warning: {shown_name(name)}: {ignored_note(name)}", err=True)
+    for caution in [*cautions(config), *_admin_cautions(config), *_page_cautions(config), *_tls_cautions(tls)]:
+        click.echo(f"{told}: warning: {caution.path}: {caution.message}", err=True)
     pools = ", ".join(f"{pool.name} ({pool.endpoints.told})" for pool in config.pools)
-    click.echo(f"{path}: good. Pools: {pools}. Classes: {', '.join(config.classes)}.")
+    click.echo(f"{told}{_laid_over(file)}: good. Pools: {pools}. Classes: {', '.join(config.classes)}.")
+
+
+def _laid_over(file: FileData) -> str:
+    """The variables that count."""
+    names = file.environment.names
+    if not names:
+        return ""
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return f" with {', '.join(names[:_MOST_NAMES])}{more}"
 
 
 @contextmanager
@@ -71,12 +92,26 @@ def _admin_cautions(config: Config) -> Iterator[Fault]:
 
 
 def _page_cautions(config: Config) -> Iterator[Fault]:
-    if config.telemetry.page and not is_local(config.listen.http):
+    tls = config.listen.http_tls
+    if config.telemetry.page and not is_local(config.listen.http) and (tls is None or tls.client_ca is None):
         yield Fault(
             "telemetry.page",
-            f"everyone who reaches {config.listen.http} sees the names of tenants on the live page; page: false, or "
-            "let only Prometheus reach it",
+            f"everyone who reaches {config.listen.http} sees the names of tenants on the live page; page: false, "
+            "let only Prometheus reach it, or give listen.http_tls with a client_ca",
         )
+
+
+def _tls_files(config: Config) -> Iterator[TlsFiles]:
+    """Those of the ports but the admin's. Raises TlsError."""
+    for name, tls in (("ext_proc_tls", config.listen.ext_proc_tls), ("http_tls", config.listen.http_tls)):
+        if tls is not None:
+            yield TlsFiles(tls, f"listen.{name}")
+
+
+def _tls_cautions(files: list[TlsFiles | None]) -> Iterator[Fault]:
+    for each in files:
+        if each is not None and each.expired:
+            yield Fault(f"{each.setting}.certificate", EXPIRED)
 
 
 def _state_fault(path: Path) -> str | None:

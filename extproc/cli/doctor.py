@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -38,7 +39,7 @@ def doctor(
     if (file is None) == (url is None):
         raise click.UsageError("give either --envoy FILE or --envoy-admin URL")
     try:
-        fairlane = load(config)
+        fairlane = load(config, os.environ)
     except ConfigError as error:
         _give_up(str(error))
     # Envoy's messages take more than a second to load, which `fairlane --help` need not wait for.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -10,15 +11,20 @@ from typing import Any, get_args
 
 import click
 
+from extproc.cli.place_options import place as place_of
+from extproc.cli.place_options import place_options
 from extproc.cli.ports import HostPort
 from extproc.config.load import ConfigError, load
 from extproc.config.units import ip_port, split_host_port
 from extproc.wiring import derive, description
 from extproc.wiring.base_file import EnvoyFileError
 from extproc.wiring.build import Addresses, build
-from extproc.wiring.description import Wiring, WiringError
-from extproc.wiring.shipped import head
-from extproc.wiring.text import as_json, as_yaml
+from extproc.wiring.description import FairlaneTls, Wiring, WiringError
+from extproc.wiring.mesh import xds
+from extproc.wiring.mesh.forms import FORMS
+from extproc.wiring.parts import Data
+from extproc.wiring.shipped import head, mesh_head
+from extproc.wiring.text import as_documents, as_json, as_yaml
 
 
 class _Address(click.ParamType[HostPort]):
@@ -85,6 +91,13 @@ _ENGINE = _Engine()
     help="Envoy asks another engine, two at most, when one answers 429 or 503 (it has no room).",
 )
 @click.option(
+    "--spread",
+    type=click.Choice(get_args(description.Spread)),
+    default="requests",
+    show_default=True,
+    help="Over several --ext-proc: each request to any, or each model always to the same one.",
+)
+@click.option(
     "--envoy-version",
     default=f"1.{description.NEWEST}",
     show_default=True,
@@ -114,9 +127,26 @@ _ENGINE = _Engine()
     help="A name in DNS, and a port: Envoy takes all its addresses for engines; repeat it.",
 )
 @click.option(
-    "--format", "form", type=click.Choice(("yaml", "json")), help="[default: by the ending of --output, else json]"
+    "--fairlane-ca",
+    metavar="FILE",
+    help="Envoy speaks TLS to Fairlane: the authority of its certificate, PEM. This path and those of the next two are "
+    "as Envoy sees them.",
 )
-@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="A file; otherwise standard output.")
+@click.option("--fairlane-certificate", metavar="FILE", help="That Envoy shows to Fairlane, PEM (mTLS); with its key.")
+@click.option("--fairlane-key", metavar="FILE", help="Its key, PEM.")
+@click.option(
+    "--fairlane-name",
+    metavar="SAN",
+    help="What Fairlane's certificate must be for: a DNS name, an address or a URI. [default: the host of --ext-proc]",
+)
+@click.option(
+    "--format",
+    "encoding",
+    type=click.Choice(("yaml", "json")),
+    help="[default: by the ending of --output; else json, and yaml of another form than static]",
+)
+@click.option("--output", type=click.Path(path_type=Path), help="A file (xds: a folder); otherwise standard output.")
+@place_options
 def envoy_config(
     profile: str,
     usage: str,
@@ -124,6 +154,7 @@ def envoy_config(
     append: bool | None,
     first_byte: bool | None,
     retry_turned_away: bool,
+    spread: str,
     envoy_version: str,
     config_file: Path | None,
     listener: HostPort,
@@ -131,10 +162,17 @@ def envoy_config(
     ext_proc: tuple[HostPort, ...],
     engine: tuple[HostPort, ...],
     engine_name: tuple[HostPort, ...],
-    form: str | None,
+    fairlane_ca: str | None,
+    fairlane_certificate: str | None,
+    fairlane_key: str | None,
+    fairlane_name: str | None,
+    encoding: str | None,
     output: Path | None,
+    form: str,
+    **where: Any,
 ) -> None:
-    """Print a complete Envoy configuration. What it does otherwise than envoy/envoy.yaml is said on standard error."""
+    """Print a complete Envoy configuration, or what another one needs (--form). What it does otherwise than
+    envoy/envoy.yaml is said on standard error."""
     given: dict[str, Any] = {"append": append, "first_byte": first_byte}
     given = {name: value for name, value in given.items() if value is not None}
     at: dict[str, Any] = {"listener": listener, "admin": envoy_admin}
@@ -144,35 +182,71 @@ def envoy_config(
     notes: list[str] = []
     try:
         given |= {"profile": profile, "usage": usage, "facts": facts, "retry_turned_away": retry_turned_away}
+        given["spread"] = spread
         given["envoy"] = description.minor_version(envoy_version)
+        tls = _fairlane_tls(fairlane_ca, fairlane_certificate, fairlane_key, fairlane_name)
+        at |= {} if tls is None else {"fairlane_tls": tls}
         if config_file is not None:
-            config = load(config_file)
+            config = load(config_file, os.environ)
             wiring = derive.wiring(config, **given)
             addresses = derive.addresses(config, **at)
-            notes += derive.notes(config, wiring)
+            notes += [*derive.notes(config, wiring), *derive.tls_notes(config, tls)]
             notes += () if engines else derive.engine_notes(config)
-        elif engines:
+        elif engines or form not in ("static", "xds"):
             if append:
                 given["unscheduled_priority"] = Wiring().default_priority  # whose file would say that, is not known
             wiring, addresses = Wiring(**given), Addresses(**at)
         else:
             raise WiringError("no engines: name them with --engine, or give fairlane.yaml with --config")
         built = build(wiring, addresses)
+        place = place_of(where)
+        documents = FORMS[form](wiring, addresses, place)
     except (WiringError, EnvoyFileError, ConfigError) as error:
         click.echo(str(error), err=True)
         sys.exit(1)
-    form = form or ("yaml" if output is not None and output.suffix in (".yaml", ".yml") else "json")
-    written = as_json(built.config) if form == "json" else as_yaml(built.config, head(wiring, built, _command()))
+    top = head(wiring, built, _command()) if form == "static" else mesh_head(form, wiring, built, _command())
+    try:
+        if form == "xds" and output is not None:
+            output.mkdir(parents=True, exist_ok=True)
+            for name, document in xds.files(built.config, place.folder).items():
+                (output / name).write_text(as_yaml(document, top), encoding="utf-8")
+        else:
+            _write(documents, top, encoding or _encoding(form, output), output)
+    except OSError as error:
+        click.echo(f"{output}: cannot be written: {error.strerror}", err=True)
+        sys.exit(1)
+    for line in _said(built.differs, built.degraded, notes):
+        click.echo(line, err=True)
+
+
+def _encoding(form: str, output: Path | None) -> str:
+    if output is not None and output.suffix in (".yaml", ".yml"):
+        return "yaml"
+    return "json" if form == "static" else "yaml"
+
+
+def _write(documents: list[Data], top: list[str], encoding: str, output: Path | None) -> None:
+    """Raises OSError."""
+    if encoding == "yaml":
+        written = as_documents(documents, top)
+    else:
+        written = as_json(documents[0]) if len(documents) == 1 else as_json({"items": documents})
     if output is None:
         click.echo(written, nl=False)
     else:
-        try:
-            output.write_text(written, encoding="utf-8")
-        except OSError as error:
-            click.echo(f"{output}: cannot be written: {error.strerror}", err=True)
-            sys.exit(1)
-    for line in _said(built.differs, built.degraded, notes):
-        click.echo(line, err=True)
+        output.write_text(written, encoding="utf-8")
+
+
+def _fairlane_tls(ca: str | None, certificate: str | None, key: str | None, name: str | None) -> FairlaneTls | None:
+    """Raises WiringError."""
+    if ca is not None:
+        return FairlaneTls(ca, certificate, key, name)
+    if (certificate, key, name) != (None, None, None):
+        raise WiringError(
+            "--fairlane-certificate, --fairlane-key and --fairlane-name are for TLS, and it is not said whom Envoy is "
+            "to trust: give --fairlane-ca, too"
+        )
+    return None
 
 
 def _command() -> str:

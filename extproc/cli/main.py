@@ -11,10 +11,12 @@ from extproc import __version__
 _COMMANDS = {
     "bench": "extproc.cli.bench:bench",
     "check-config": "extproc.cli.check_config:check_config",
+    "config-schema": "extproc.cli.config_schema:config_schema",
     "ctl": "extproc.cli.ctl.main:ctl",
     "demo": "extproc.cli.demo:demo",
     "doctor": "extproc.cli.doctor:doctor",
     "envoy-config": "extproc.cli.envoy_config:envoy_config",
+    "probe": "extproc.cli.probe_command:probe",
     "replay": "extproc.cli.replay:replay",
     "serve": "extproc.cli.serve:serve",
     "sim": "extproc.cli.sim:sim",

@@ -46,6 +46,11 @@ _CHECKOUT_CONFIG = Path(__file__).parents[2] / _CONFIG_NAME
 _WATCH_S = 3600.0
 
 
+def shipped_config() -> Path | None:
+    """The file of the project's root, or its copy in the package."""
+    return next((path for path in (_PACKAGED_CONFIG, _CHECKOUT_CONFIG) if path.is_file()), None)
+
+
 def _local(port: int) -> HostPort:
     return HostPort("127.0.0.1", port)
 
@@ -292,7 +297,7 @@ class Stack:
         ]
 
     def _write_config(self, name: str, service: ServiceAddresses) -> Path:
-        source = next((p for p in (_PACKAGED_CONFIG, _CHECKOUT_CONFIG) if p.is_file()), None)
+        source = shipped_config()
         if source is None:
             raise StackError(f"{_CONFIG_NAME} is missing: looked for {_PACKAGED_CONFIG} and {_CHECKOUT_CONFIG}")
         config = yaml.safe_load(source.read_text(encoding="utf-8"))
@@ -357,7 +362,9 @@ def _fairlane(command: list[str]) -> list[str]:
 
 def _environment() -> dict[str, str]:
     # SAFEPATH: with -m the working directory would come first on the import path
-    return {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
+    # A setting of the user's would be laid over the addresses that the parts were told here.
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("FAIRLANE__")}
+    return {**inherited, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
 
 
 def _merged(base: Any, over: Any) -> Any:

@@ -113,6 +113,12 @@ def _of_file(file: Path, addresses: Addresses, *, simulate: bool) -> Addresses:
         config = load(file)
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
+    for key in ("ext_proc_tls", "http_tls"):
+        if getattr(config.listen, key) is not None:
+            raise click.ClickException(
+                f"{file}: listen.{key} is set, and `fairlane up` speaks plain text to its Fairlane: leave it out here, "
+                "or run `fairlane serve` behind an Envoy made by `fairlane envoy-config --fairlane-ca FILE`"
+            )
     engines = tuple(dict.fromkeys(HostPort.parse(e) for pool in config.pools for e in pool.endpoints.known))
     found = [pool for pool in config.pools if pool.endpoints.static is None]
     if found:

@@ -7,18 +7,10 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from extproc.config.section import Section
+from extproc.config.tls import Path, Tls
 
 Role = Literal["viewer", "operator", "admin"]
-Path = Annotated[str, Field(min_length=1, max_length=4096)]
 ROLES: tuple[Role, ...] = ("viewer", "operator", "admin")  # each may do what those before it may
-
-
-class AdminTls(Section):
-    """Of the admin port. With `client_ca` a client must show a certificate of that authority."""
-
-    certificate: Path
-    key: Path
-    client_ca: Path | None = None
 
 
 class CertificateRole(Section):
@@ -39,7 +31,7 @@ class Administration(Section):
     """Nothing is asked of those who come over loopback or a Unix socket, unless there are tokens or `tls.client_ca`."""
 
     state: Path | None = None  # file of the overlay, revisions and audit; None: they are gone with the process
-    tls: AdminTls | None = None
+    tls: Tls | None = None
     tokens_file: Path | None = None  # SHA-256 of a token: {name: ..., role: ...}
     certificates: list[CertificateRole] = Field(default_factory=list)  # the first that matches counts
     keep_revisions: Annotated[int, Field(ge=10, le=100_000)] = 1000

@@ -18,6 +18,7 @@ from extproc.config.schema import meant
 from extproc.config.section import Section
 from extproc.config.served import Served
 from extproc.config.telemetry import Telemetry
+from extproc.config.tls import Tls
 from extproc.config.units import HostPort, ListenAddress, Seconds, shown
 from extproc.core.model import PoolPolicy
 from extproc.core.policy_check import check_policy
@@ -27,6 +28,8 @@ class Listen(Section):
     ext_proc: HostPort = "127.0.0.1:50051"
     admin: ListenAddress = "127.0.0.1:50052"
     http: HostPort = "127.0.0.1:9090"
+    ext_proc_tls: Tls | None = None  # None: plain text. The admin port's is `admin.tls`
+    http_tls: Tls | None = None
 
     @model_validator(mode="after")
     def _distinct(self) -> Listen:

@@ -34,6 +34,7 @@ class Requests(Section):
     unknown_model: Literal["pass", "reject"] = "pass"
     max_body: Bytes = 32 * 1024**2
     max_buffered: Bytes = 1024**3  # of all bodies that Fairlane has in its own memory (profiles body and duplex)
+    max_streams: Annotated[int, Field(ge=1, le=1_000_000)] = 50_000  # open at a time, one for each request
     include_usage: Literal["leave", "inject"] = "leave"
 
     @field_validator("queued")

@@ -34,6 +34,10 @@ def is_mapping_by_name(annotation: Any) -> bool:
     return any(get_origin(kind) is dict for kind in _kinds(annotation))
 
 
+def is_list(annotation: Any) -> bool:
+    return any(get_origin(kind) is list for kind in _kinds(annotation))
+
+
 def keys(annotation: Any) -> list[str]:
     """The keys that a section knows; none: it is no section."""
     section = section_of(annotation)

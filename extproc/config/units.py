@@ -11,7 +11,7 @@ import socket
 from decimal import Decimal
 from typing import Annotated
 
-from pydantic import BeforeValidator, PlainSerializer
+from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h)\s*$", re.ASCII)
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -117,11 +117,36 @@ def _listen_address(value: object) -> str:
     raise ValueError(f"expected host:port, like 127.0.0.1:50052, or unix:/run/fairlane/admin.sock, not {shown(value)}")
 
 
-Seconds = Annotated[float, BeforeValidator(_duration), PlainSerializer(written_duration, when_used="json-unless-none")]
-Bytes = Annotated[int, BeforeValidator(_size), PlainSerializer(written_size, when_used="json-unless-none")]
-HostPort = Annotated[str, BeforeValidator(_host_port)]
-ListenAddress = Annotated[str, BeforeValidator(_listen_address)]  # host:port, or unix:path
-IpPort = Annotated[str, BeforeValidator(ip_port)]
+def _text(pattern: str, *examples: str) -> WithJsonSchema:
+    """As it is written, for `json_schema`. `pattern`: in ECMAScript's syntax, and none that refuses what is good."""
+    return WithJsonSchema({"type": "string", "pattern": pattern, "examples": [*examples]}, mode="validation")
+
+
+_HOST_PORT_TEXT = r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]):[0-9]{1,5}$"
+
+Seconds = Annotated[
+    float,
+    BeforeValidator(_duration),
+    PlainSerializer(written_duration, when_used="json-unless-none"),
+    _text(r"^\s*[0-9]+(\.[0-9]+)?\s*(ms|s|m|h)\s*$", "250ms", "30s", "5m", "1h"),
+]
+Bytes = Annotated[
+    int,
+    BeforeValidator(_size),
+    PlainSerializer(written_size, when_used="json-unless-none"),
+    _text(r"^\s*[0-9]+\s*(B|KiB|MiB|GiB)\s*$", "32MiB", "2GiB"),
+]
+HostPort = Annotated[str, BeforeValidator(_host_port), _text("^" + _HOST_PORT_TEXT, "127.0.0.1:9090", "[::1]:9090")]
+ListenAddress = Annotated[  # host:port, or unix:path
+    str,
+    BeforeValidator(_listen_address),
+    _text(rf"^(unix:[\s\S]|{_HOST_PORT_TEXT})", "127.0.0.1:50052", "unix:/run/fairlane/admin.sock"),
+]
+IpPort = Annotated[
+    str,
+    BeforeValidator(ip_port),
+    _text(r"^([0-9.]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}$", "10.0.0.11:8000", "[fd00::11]:8000"),
+]
 
 
 def split_host_port(value: str) -> tuple[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
@@ -21,6 +22,7 @@ from extproc.pb.wire.v1 import access_log_pb2
 log = structlog.get_logger()
 
 _WARN_EACH_S = 60.0
+_MOST_STREAMS = 20_000  # one for each worker of each Envoy
 
 
 class AccessLog:
@@ -32,17 +34,27 @@ class AccessLog:
         self._recorder = recorder
         self._journal = journal
         self._warned_at = float("-inf")
+        self.open = 0  # streams
 
-    async def stream(self, messages: AsyncIterator[bytes], _: Any) -> bytes:
-        async for raw in messages:
-            try:
-                entries = log_entries(raw)
-            except DecodeError:
-                self._recorder.access_log("malformed")
-                continue
-            for entry in entries:
-                self._entry(entry)
+    async def stream(self, messages: AsyncIterator[bytes], context: Any) -> bytes:
+        if self.open >= _MOST_STREAMS:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_MOST_STREAMS} streams of access logs are open")
+        self.open += 1
+        try:
+            async for raw in messages:
+                self._message(raw)
+        finally:
+            self.open -= 1
         return access_log_pb2.StreamAccessLogsResponse().SerializeToString()
+
+    def _message(self, raw: bytes) -> None:
+        try:
+            entries = log_entries(raw)
+        except DecodeError:
+            self._recorder.access_log("malformed")
+            return
+        for entry in entries:
+            self._entry(entry)
 
     def _entry(self, entry: access_log_pb2.HTTPAccessLogEntry) -> None:
         matched, ticket = "matched", usage.ticket_of(entry)

@@ -30,6 +30,7 @@ Context = Any
 Metadata = Iterable[tuple[str, str | bytes]]
 
 _OF_THE_REQUEST = frozenset({"request_body", "request_trailers"})
+_MOST_EARLY = 1_000  # messages of one held request; no wiring of Envoy sends more than the pieces of a body
 
 
 def _kind(raw: Any) -> str:
@@ -52,6 +53,7 @@ class Exchange:
         "interrupted",
         "last_word",
         "metadata",
+        "opening",
         "place",
         "reader",
         "replayable",
@@ -64,6 +66,7 @@ class Exchange:
         self.context = context
         self.shape = shape
         self.metadata = metadata  # of the stream, until it waits; gRPC makes it anew whenever it is asked
+        self.opening: ext_proc_pb2.ProcessingRequest | None = None  # the first message, until it waits
         self.answered = False  # the request was let go or answered, or there is nobody who waits for it
         self.replayable = True  # Envoy would send it to another replica, should this stream break now
         self.writing = False
@@ -137,7 +140,7 @@ class Exchange:
         if waiter.done():
             return  # whoever reads next finds it
         kind = _kind(reader.result())
-        if kind in _OF_THE_REQUEST:
+        if kind in _OF_THE_REQUEST and len(self.early) < _MOST_EARLY:
             # Envoy need not wait for the answer to the headers; and it may send the end of a body twice.
             self.early.append(kind)
             self._listen(waiter)

@@ -23,13 +23,14 @@ _BYTES_PER_TOKEN = 4.0
 _TOKENS_PER_IMAGE = 576.0  # of a 336 x 336 picture in patches of 14 x 14; usage puts it right
 _BYTES_PER_AUDIO_TOKEN = 400.0  # 50 tokens a second, of 16 to 32 KB
 _MOST_PREFIXES = 8
+_LONGEST_ID = 256  # characters; a longer id is a client's own, and is remembered beyond the request
 _NOTHING: dict[str, Scalar] = {}
 _NO_ATTRIBUTES: Mapping[str, Value] = {}
 
 
 @dataclass(slots=True)
 class Facts:
-    """Not to be changed once made; frozen dataclasses cost a microsecond more for each field group."""
+    """Not to be changed once made, but by `forget`; frozen dataclasses cost a microsecond more for each group."""
 
     headers: Mapping[str, str]
     metadata: Mapping[str, Struct]  # of the forwarded namespaces
@@ -48,6 +49,12 @@ class Facts:
     prompt_tokens: int | None  # where more is known than the body's size
     prefix: tuple[int, ...]  # chained hashes of the prompt's beginnings, shortest first
     arrival: float | None  # seconds since the epoch, by Envoy's clock; None: Envoy did not say
+
+    def forget(self) -> None:
+        """What was read from is let go, with the whole message that it is a part of. Whether it is compressed stays."""
+        encoding = self.headers.get("content-encoding")
+        self.headers = {} if encoding is None else {"content-encoding": encoding[:_LONGEST_ID]}
+        self.metadata, self.attributes, self.model = {}, {}, None
 
     @property
     def is_form(self) -> bool:
@@ -83,7 +90,7 @@ def read(message: ext_proc_pb2.ProcessingRequest, wanted: Container[str] | None 
         attributes=attributes,
         method=headers.get(":method", ""),
         path=headers.get(":path", "").partition("?")[0],
-        request_id="" if request_id is None else request_id.string_value,
+        request_id="" if request_id is None else _id(request_id.string_value),
         known=bool(facts) and "error" not in facts,
         model=model if isinstance(model, str) and model else None,
         malformed=_malformed(facts.get("error"), model),
@@ -120,6 +127,10 @@ def with_body(facts: Facts, body: bytes) -> Facts:
         else None,
         prefix=found.prefix,
     )
+
+
+def _id(said: str) -> str:
+    return said if len(said) <= _LONGEST_ID else ""
 
 
 def _malformed(error: Scalar, model: Scalar) -> str | None:

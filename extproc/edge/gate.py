@@ -159,9 +159,18 @@ class Gate:
             "tenant",
         )
 
-    def decide(self, facts: Facts, peer: str, first_byte_seen: bool = False) -> Queue | Pass | Deny:
+    def too_many_streams(self) -> Deny:
+        most = self.rules.config.requests.max_streams
+        return Deny(
+            Reason.QUEUE_FULL, f"too many requests are under way here: there may be {most} (requests.max_streams)"
+        )
+
+    def decide(
+        self, facts: Facts, peer: str, first_byte_seen: bool = False, *, full: bool = False, crowded: bool = False
+    ) -> Queue | Pass | Deny:
         """`peer`: the Envoy that asks, as gRPC names the other end of its connection. `first_byte_seen`: the start of
-        the answer will come by here."""
+        the answer will come by here. `full`: there are more streams than there may be; `crowded`: more than those of
+        requests that only pass may take."""
         rules = self.rules
         match = rules.served.of(facts.model)
         if match is None:
@@ -174,10 +183,10 @@ class Gate:
         driver: PoolDriver | Observer = rules.drivers[pool.name]
         if mode != "enforce":
             observer = rules.drivers[pool.name].observer
-            if mode == "off" or observer is None:
+            if mode == "off" or observer is None or crowded:
                 return Pass(mode)
             driver = observer
-        deny = self._unreadable(facts)
+        deny = self.too_many_streams() if full and mode == "enforce" else self._unreadable(facts)
         if deny is None and match.rewritten is not None and facts.is_form:
             deny = Deny(Reason.INVALID_REQUEST, _NOT_IN_FORMS.format(facts.model), "model")
         if deny is not None:

@@ -10,6 +10,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from extproc.edge.access_log import AccessLog
 from extproc.edge.stream import ExternalProcessor
 from extproc.edge.wire import ACCESS_LOG_SERVICE, EXT_PROC_SERVICE
+from extproc.transport.tls_files import HANDSHAKE_OPTIONS, TlsFiles
 
 _LARGEST_MESSAGE = 64 * 1024**2
 _AROUND_A_BODY = 4 * 1024**2  # headers, and one chunk more
@@ -22,8 +23,11 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
+    # Envoy compresses nothing, and the limit of a message holds before it is unpacked: 64 MiB of zeros are 64 GiB.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
     # A second process on the port is an error, not a partner.
     ("grpc.so_reuseport", 0),
+    *HANDSHAKE_OPTIONS,
 )
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -46,9 +50,15 @@ class EdgeServer:
             await self.health.set(name, SERVING if serving else NOT_SERVING)
 
 
-def build(address: str, processor: ExternalProcessor, access_log: AccessLog, max_body: int = 0) -> EdgeServer:
+def build(
+    address: str,
+    processor: ExternalProcessor,
+    access_log: AccessLog,
+    max_body: int = 0,
+    tls: TlsFiles | None = None,
+) -> EdgeServer:
     """A server bound to `address` ("host:port"), not started. `max_body`: bytes of a body that must fit into a message.
-    Raises PortInUseError."""
+    `tls`: None: plain text. Raises PortInUseError."""
     largest = max(_LARGEST_MESSAGE, max_body + _AROUND_A_BODY)
     lengths = (("grpc.max_receive_message_length", largest), ("grpc.max_send_message_length", largest))
     server = grpc.aio.server(options=(*OPTIONS, *lengths))
@@ -61,15 +71,18 @@ def build(address: str, processor: ExternalProcessor, access_log: AccessLog, max
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: kind(handler)}),))
     servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    return EdgeServer(server, servicer, bind(server, address, "ext_proc"))
+    return EdgeServer(server, servicer, _bind(server, address, tls))
 
 
-def bind(server: grpc.aio.Server, address: str, name: str) -> int:
+def _bind(server: grpc.aio.Server, address: str, tls: TlsFiles | None) -> int:
     """Bind and return the port, or say which key of the configuration names an address that is taken."""
     try:
-        bound: int = server.add_insecure_port(address)
+        credentials = None if tls is None else tls.credentials()
+        bound: int = (
+            server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
+        )
     except RuntimeError as error:
-        raise PortInUseError(f"{address} (listen.{name}) cannot be bound: in use, or not an address here") from error
+        raise PortInUseError(f"{address} (listen.ext_proc) cannot be bound: in use, or not an address here") from error
     if bound == 0:
-        raise PortInUseError(f"{address} (listen.{name}) cannot be bound: in use, or not an address here")
+        raise PortInUseError(f"{address} (listen.ext_proc) cannot be bound: in use, or not an address here")
     return bound

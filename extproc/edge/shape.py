@@ -38,6 +38,7 @@ class Shape:
     whole_body: bool  # the request's body comes in one piece
     duplex_request: bool  # it comes in pieces, and is to be given back in pieces
     duplex_response: bool
+    bodiless: bool  # no body comes here
     quiet: bool  # after the answer to the request headers nothing is to be read
     unlogged: bool  # no access log tells what a request took
 
@@ -75,6 +76,7 @@ def _made(request_body: int, response_body: int, observed: bool, text: str) -> S
         whole_body=request_body in _WHOLE,
         duplex_request=request_body == _DUPLEX,
         duplex_response=response_body == _DUPLEX,
+        bodiless=request_body == response_body == NONE,
         quiet=NO_TRAILERS in words and FIRST_BYTE not in words and request_body == response_body == NONE,
         unlogged=NO_ACCESS_LOG in words,
     )

@@ -23,10 +23,17 @@ class Silence:
         self._due: dict[Context, float] = {}  # the oldest first
         self._timer: asyncio.TimerHandle | None = None
 
-    def begins(self, stream: Context) -> None:
+    def begins(self, stream: Context, most: int) -> Context | None:
+        """The one that has been silent for longest and is to make room, where there are `most` of them. It is not told
+        of again."""
+        crowded_out = None
+        if len(self._due) >= most:
+            crowded_out = next(iter(self._due))
+            del self._due[crowded_out]
         self._due[stream] = time.monotonic() + self._limit_s
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._limit_s, self._sweep)
+        return crowded_out
 
     def ends(self, stream: Context) -> None:
         """It has spoken, or is over."""

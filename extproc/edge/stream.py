@@ -27,6 +27,7 @@ from extproc.core.model import Source
 from extproc.core.reasons import Reason
 from extproc.edge import facts as facts_of
 from extproc.edge.body_edit import members
+from extproc.edge.crowd import Crowd
 from extproc.edge.driver import Interrupted, Outcome
 from extproc.edge.exchange import Context, Exchange, Metadata
 from extproc.edge.facts import Facts
@@ -42,6 +43,7 @@ from extproc.edge.request_side import (
     PRIORITY,
     QUEUE_MS,
     TIMING,
+    AtHeaders,
     Buffer,
     BufferFullError,
     Grant,
@@ -63,6 +65,7 @@ log = structlog.get_logger()
 
 _REQUEST_ID = "x-request-id"
 _FAULT_TEXT = "Fairlane failed on this request (on_fault: reject)"
+_SILENT_TEXT = "too many streams say nothing (requests.max_streams)"
 _SILENCE_S = 60.0  # a stream that has said nothing for so long is closed
 
 
@@ -81,41 +84,46 @@ class ExternalProcessor:
         self._limits = Limits(lambda: gate.rules.config.requests.max_body, buffer, gate.tenant_of)
         self._silence = Silence(_SILENCE_S, self._hang_up)
         self._hanging_up: set[asyncio.Task[None]] = set()
-        self.open = 0  # streams
+        self._crowd = Crowd(lambda: gate.rules.config.requests.max_streams)
 
     async def process(self, _: object, context: Context) -> None:
-        self._silence.begins(context)
+        crowd = self._crowd
+        crowded_out = self._silence.begins(context, crowd.most())
+        if crowded_out is not None:
+            self._hang_up(crowded_out, grpc.StatusCode.UNAVAILABLE, _SILENT_TEXT)
         try:
             first = await context.read()
         finally:
             self._silence.ends(context)
         if first is grpc.aio.EOF:
             return
-        message: ext_proc_pb2.ProcessingRequest | DecodeError
+        message: ext_proc_pb2.ProcessingRequest | DecodeError | None
         try:
             message = request_message(first)
         except DecodeError as error:
             message = error  # dealt with below, like any other fault
+        del first  # what waits keeps as little as may be
         metadata = context.invocation_metadata() or ()
         shape = shape_of(None if isinstance(message, DecodeError) else message, metadata)
         exchange = Exchange(context, shape, metadata)
         side: RequestSide | None = None
         unread: ext_proc_pb2.ProcessingRequest | None = None
         stays = True
-        self.open += 1
+        crowd.open += 1
         try:
             if isinstance(message, DecodeError):
                 raise message
             if message.WhichOneof("request") != "request_headers" or shape.observed:
                 # It does not send request headers, or does not wait for answers: nothing to schedule by.
                 self._recorder.passed("observed" if shape.observed else "not_placed")
-                exchange.answered, unread = True, message
+                exchange.answered, unread, stays = True, message, not crowd.full
             elif TRACK in shape.words:
-                await self._track(exchange, message)
+                stays = await self._track(exchange, message)
             else:
                 facts = facts_of.read(message, self._gate.rules.headers)
                 side = side_of(exchange, message, facts, self._recorder, self._refused, self._limits)
-                stays = await self._serve(exchange, side, facts, message)
+                exchange.opening, message = message, None
+                stays = await self._serve(exchange, side, facts)
             # It ends here and not further in, since most streams are cancelled: each coroutine on the way out costs.
             if stays and shape.quiet and exchange.reader is None and unread is None:
                 await self._end()
@@ -132,7 +140,7 @@ class ExternalProcessor:
                 with contextlib.suppress(grpc.aio.UsageError, DecodeError):  # the stream is over, or talks nonsense
                     await self._fail(exchange, side)
         finally:
-            self.open -= 1
+            crowd.open -= 1
             exchange.close()
             if side is not None:
                 side.close()
@@ -146,19 +154,29 @@ class ExternalProcessor:
                 place.driver.usage(Usage(place.event.id, Source.TIME))  # nobody will say more
             self._gate.close(place, exchange.interrupted)
 
-    def _hang_up(self, context: Context) -> None:
+    @property
+    def open(self) -> int:
+        """Streams, but those that have said nothing yet."""
+        return self._crowd.open
+
+    def _hang_up(
+        self,
+        context: Context,
+        code: grpc.StatusCode = grpc.StatusCode.DEADLINE_EXCEEDED,
+        why: str = f"no message within {_SILENCE_S:g} s",
+    ) -> None:
         """A stream on which no message comes would stay for ever."""
 
         async def abort() -> None:
-            with contextlib.suppress(grpc.aio.AbortError, grpc.aio.UsageError):
-                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no message within {_SILENCE_S:g} s")
+            with contextlib.suppress(Exception):  # it has ended, or has spoken after all
+                await context.abort(code, why)
 
         task = asyncio.ensure_future(abort())
         self._hanging_up.add(task)
         task.add_done_callback(self._hanging_up.discard)
 
-    async def _track(self, exchange: Exchange, message: ext_proc_pb2.ProcessingRequest) -> None:
-        """The second stream of a request, after the one that held it."""
+    async def _track(self, exchange: Exchange, message: ext_proc_pb2.ProcessingRequest) -> bool:
+        """The second stream of a request, after the one that held it. Whether it is to be followed to its end."""
         exchange.answered = True
         headers = headers_of(message.request_headers, (TICKET, _REQUEST_ID))
         place = self._tracking.claim(headers.get(TICKET, ""))
@@ -170,27 +188,23 @@ class ExternalProcessor:
             exchange.place = place
             self._released(exchange, place)
         await exchange.write(go_on("request_headers") or b"")
+        return place is not None or not self._crowd.crowded
 
-    async def _serve(
-        self, exchange: Exchange, side: RequestSide, facts: Facts, first: ext_proc_pb2.ProcessingRequest
-    ) -> bool:
+    async def _serve(self, exchange: Exchange, side: RequestSide, facts: Facts) -> bool:
         """Until the request was let go or answered. Whether its stream is to be followed to its end."""
         gate = self._gate
         rules = gate.rules
         if not gate.queues(facts):
             self._recorder.passed("not_queued")
-            await side.pass_on()
-            return True
+            return await self._pass(exchange, side)
+        if self._crowd.full and not isinstance(side, AtHeaders):  # its body is not asked for
+            return await self._unread(exchange, side, gate.too_many_streams(), facts)
         try:
             complete = await side.facts(facts)
-        except (TooLargeError, BufferFullError) as error:
-            if not gate.rules.enforces:
-                self._recorder.passed("unread")
-                await side.pass_on()
-                return True
-            full = isinstance(error, BufferFullError)
-            await self._refuse(exchange, gate.buffer_full() if full else gate.too_large(str(error)), facts)
-            return False
+        except TooLargeError as error:
+            return await self._unread(exchange, side, gate.too_large(str(error)), facts)
+        except BufferFullError:
+            return await self._unread(exchange, side, gate.buffer_full(), facts)
         except asyncio.CancelledError:
             self._recorder.passed("unread")
             raise
@@ -198,17 +212,26 @@ class ExternalProcessor:
             self._recorder.passed("unread")
             exchange.answered = True
             return True
-        if gate.rules is not rules:  # another configuration while the body came; it may go by other headers
+        first, exchange.opening = exchange.opening, None
+        if gate.rules is not rules and first is not None:  # meanwhile another configuration; it may go by other headers
             complete = replace(complete, headers=headers_of(first.request_headers, gate.rules.headers))
-        match gate.decide(complete, exchange.context.peer(), FIRST_BYTE in exchange.shape.words):
+        del first
+        if complete is not facts:
+            facts.forget()
+        match gate.decide(
+            complete,
+            exchange.context.peer(),
+            FIRST_BYTE in exchange.shape.words,
+            full=self._crowd.full,
+            crowded=self._crowd.crowded,
+        ):
             case Queue(driver=Observer() as observer) as place:
                 return await self._observe(exchange, side, place, observer)
             case Queue() as place:
                 return await self._queue(exchange, side, place, complete)
             case Pass(why):
                 self._recorder.passed(why)
-                await side.pass_on()
-                return True
+                return await self._pass(exchange, side)
             case Deny() as deny:
                 await self._refuse(exchange, deny, complete)
                 return False
@@ -225,6 +248,21 @@ class ExternalProcessor:
         exchange.place = place
         await side.pass_on()
         return True
+
+    async def _unread(self, exchange: Exchange, side: RequestSide, deny: Deny, facts: Facts) -> bool:
+        """Its body cannot be read. Whether its stream is to be followed to its end."""
+        if not self._gate.rules.enforces:
+            self._recorder.passed("unread")
+            await side.pass_on()
+            return True
+        await self._refuse(exchange, deny, facts)
+        return False
+
+    async def _pass(self, exchange: Exchange, side: RequestSide) -> bool:
+        """Let it go as it came. Whether its stream is to be followed to its end: not where there are many and no body
+        comes by, as Envoy then goes on without."""
+        await side.pass_on()
+        return not (exchange.shape.bodiless and self._crowd.crowded)
 
     async def _refuse(self, exchange: Exchange, deny: Deny, facts: Facts) -> None:
         self._refused(deny.reason, deny.message, facts)
@@ -245,6 +283,7 @@ class ExternalProcessor:
         else:
             if place.driver.verbose:
                 log.debug("held", ticket=event.id, tenant=event.tenant, arrival=event.arrival)
+            facts.forget()  # it may have 60 KB of headers
             outcome = await self._hold(exchange, waiter)
         match outcome:
             case Release() if exchange.gone:

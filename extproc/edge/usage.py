@@ -44,6 +44,7 @@ class Said:
 
 
 _NOTHING: dict[str, Scalar] = {}
+_LONGEST_ADDRESS = 64  # characters; an IPv6 address with a zone has fewer
 _UNEDITED = ("compressed", "no_object")  # it becomes a label, so nothing else gets through
 
 
@@ -82,7 +83,7 @@ def _endpoint(common: access_log_pb2.AccessLogCommon) -> str | None:
     if not common.HasField("upstream_remote_address"):
         return None
     at = common.upstream_remote_address.socket_address
-    return _spelt(at.address, at.port_value)
+    return _spelt(at.address, at.port_value) if len(at.address) <= _LONGEST_ADDRESS else None
 
 
 @lru_cache(maxsize=4096)

@@ -24,6 +24,7 @@ from extproc.telemetry.live.assets import HEADERS, assets
 from extproc.telemetry.live.feed import Feed
 from extproc.telemetry.live.source import LiveSource
 from extproc.telemetry.metrics import EndpointSetStats, Exposition, ScrapeStats
+from extproc.transport.tls_files import TlsFiles
 
 _MOST_FLOWS = 1_000
 _LONGEST_ID = 512  # characters
@@ -32,8 +33,8 @@ _BACKLOG = 128
 _OPEN_TO_ALL = ("/healthz", "/readyz")  # to those who look whether it lives, by whatever name
 _NO_PAGE = "the live page is off: it is there with `telemetry: {page: true}` in fairlane.yaml\n"
 _FOREIGN_HOST = (
-    "this port is on loopback, and answers those who ask for it by a name of loopback: ask at http://127.0.0.1:{port}, "
-    "or have it listen on another address (`listen: {{http: ...}}` in fairlane.yaml)\n"
+    "this port is on loopback, and answers those who ask for it by a name of loopback: ask at "
+    "{scheme}://127.0.0.1:{port}, or have it listen on another address (`listen: {{http: ...}}` in fairlane.yaml)\n"
 )
 
 
@@ -62,6 +63,7 @@ class HttpPort:
         self._connections = Connections(self._refusals, limits)
         self._listening: asyncio.Server | None = None
         self._bound = ("", 0)
+        self._scheme = "http"
         self._on_loopback = True  # until it is known
         app = web.Application(middlewares=[self._guard])
         app.router.add_get("/metrics", self._metrics)
@@ -84,14 +86,15 @@ class HttpPort:
         """Pages that are open."""
         return 0 if self._feed is None else self._feed.readers
 
-    async def start(self, host: str, port: int) -> None:
-        """Raises OSError when the address is taken."""
+    async def start(self, host: str, port: int, tls: TlsFiles | None = None) -> None:
+        """`tls`: None: plain text. Raises OSError when the address is taken."""
         await self._runner.setup()
         server = cast(web.Server, self._runner.server)  # it is there from `setup` on
         self._listening = listening = await asyncio.get_running_loop().create_server(
-            lambda: self._connections.protocol(server), host, port, backlog=_BACKLOG, start_serving=False
+            lambda: self._connections.protocol(server, tls), host, port, backlog=_BACKLOG, start_serving=False
         )
         self._bound = (host, listening.sockets[0].getsockname()[1])
+        self._scheme = "http" if tls is None else "https"
         self._on_loopback = all(is_loopback(each.getsockname()[0]) for each in listening.sockets)
         await listening.start_serving()
 
@@ -115,7 +118,8 @@ class HttpPort:
             host, port = self._bound
             if foreign_host(request.headers.getall("host", []), host):
                 self._refusals.count("foreign_host")
-                return web.Response(status=403, text=_FOREIGN_HOST.format(port=port), headers=HEADERS)
+                text = _FOREIGN_HOST.format(scheme=self._scheme, port=port)
+                return web.Response(status=403, text=text, headers=HEADERS)
             return await handler(request)
 
     async def _metrics(self, request: web.Request) -> web.Response:

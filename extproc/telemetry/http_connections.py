@@ -5,7 +5,8 @@ send half a request hold as many of the process's file descriptors, which the gR
 beyond which the one that has waited for longest is closed, so that probes get in; all are being answered: the new one
 is. And there are these times:
 
-    whole_s     from a request's first byte (of the first one: from the connection) to the end of its headers
+    whole_s     from a request's first byte (of the first one: from the connection) to the end of its headers; where
+                there is TLS, its handshake is in it
     idle_s      from an answer to the next request's first byte; an answer must be taken in this time, too
 
 While a request is answered there is no limit: a stream of events is open for hours. It counts among the most.
@@ -13,12 +14,18 @@ While a request is answered there is no limit: a stream of events is open for ho
 A protocol stands before aiohttp's own and sees the bytes come; a middleware says when a request is whole and when it
 has been answered. There is no timer for each request: while there are connections, one sweep looks at all of them five
 times in `whole_s`. A body is no matter of ours: aiohttp gives it ten seconds and then closes.
+
+TLS begins when the connection is here and counted: asyncio's own server would tell us of a connection only after its
+handshake, and would go by one set of certificates for good.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
+import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -26,6 +33,7 @@ from operator import itemgetter
 from typing import Final, cast
 
 from extproc.telemetry.http_refusals import Refusals
+from extproc.transport.tls_files import TlsFiles
 
 _SWEEPS: Final = 5  # in `whole_s`
 
@@ -53,7 +61,7 @@ class Connections:
         self._refusals = refusals
         self._limits = limits or Limits()
         self._clock = clock
-        self._open: dict[asyncio.BaseTransport, _Connection] = {}
+        self._open: dict[object, _Connection] = {}  # by transport; by itself during its handshake
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -63,9 +71,9 @@ class Connections:
     def sweeping(self) -> bool:
         return self._timer is not None
 
-    def protocol(self, server: Callable[[], asyncio.Protocol]) -> asyncio.Protocol:
-        """For one new connection. `server`: makes the protocol that answers."""
-        return _Connection(self, server)
+    def protocol(self, server: Callable[[], asyncio.Protocol], tls: TlsFiles | None = None) -> asyncio.Protocol:
+        """For one new connection. `server`: makes the protocol that answers; `tls`: None: plain text."""
+        return _Connection(self, server) if tls is None else _Arrival(self, server, tls)
 
     @contextlib.contextmanager
     def answering(self, transport: asyncio.BaseTransport | None) -> Iterator[None]:
@@ -106,7 +114,7 @@ class Connections:
     def now(self) -> float:
         return asyncio.get_running_loop().time() if self._clock is None else self._clock()
 
-    def enter(self, transport: asyncio.BaseTransport, connection: _Connection) -> bool:
+    def enter(self, key: object, connection: _Connection) -> bool:
         """Whether it may stay."""
         if len(self._open) >= self._limits.most:
             self._refusals.count("too_many_connections")
@@ -115,16 +123,34 @@ class Connections:
                 return False
             _, longest = min(waiting, key=itemgetter(0))
             self._open.pop(longest).abort()
-        self._open[transport] = connection
+        self._open[key] = connection
         if self._timer is None:
             self._arm()
         return True
 
-    def leave(self, transport: asyncio.BaseTransport) -> None:
-        self._open.pop(transport, None)
+    def leave(self, key: object) -> None:
+        self._open.pop(key, None)
         if not self._open and self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def moved(self, connection: _Connection, transport: asyncio.BaseTransport) -> bool:
+        """It has come through TLS. False: its time was over before."""
+        if self._open.pop(connection, None) is None:
+            return False
+        self._open[transport] = connection
+        return True
+
+    @property
+    def handshake_s(self) -> float:
+        return self._limits.whole_s
+
+    def no_tls(self, error: Exception) -> None:
+        """A client that goes, or is too slow, has been counted or is not worth a word: some only look who is there."""
+        if isinstance(error, ssl.SSLError):
+            self._refusals.no_tls(error)
+        elif not isinstance(error, OSError):
+            self._refusals.failed(error)
 
     def failed(self, error: Exception) -> None:
         self._refusals.failed(error)
@@ -137,12 +163,34 @@ class Connections:
         self.sweep()
 
 
+class _Arrival(asyncio.Protocol):
+    """A connection before its TLS. Its socket goes on by a handle of its own: nothing has been read of it yet, and one
+    loop or the other reads on before `start_tls` has its turn."""
+
+    def __init__(self, all_of_them: Connections, server: Callable[[], asyncio.Protocol], tls: TlsFiles) -> None:
+        self._all = all_of_them
+        self._make = server
+        self._tls = tls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        plain = cast(asyncio.Transport, transport)
+        try:
+            ours = socket.socket(fileno=os.dup(plain.get_extra_info("socket").fileno()))
+        except OSError:  # no more file descriptors
+            return
+        finally:
+            plain.abort()
+        ours.setblocking(False)
+        _Connection(self._all, self._make).begin_tls(ours, self._tls)
+
+
 class _Connection(asyncio.Protocol):
     def __init__(self, all_of_them: Connections, server: Callable[[], asyncio.Protocol]) -> None:
         self._all = all_of_them
         self._make = server
         self._server: asyncio.Protocol | None = None
-        self._transport: asyncio.Transport
+        self._transport: asyncio.Transport | None = None
+        self._handshake: asyncio.Task[None] | None = None
         self._more = False  # something has come while the request before was answered
         self.stage = _Stage.NEW
         self.since = 0.0
@@ -154,16 +202,52 @@ class _Connection(asyncio.Protocol):
         self.stage, self.since = _Stage.ASKING if self._more else _Stage.IDLE, self._all.now()
 
     def abort(self) -> None:
-        self._transport.abort()
+        if self._transport is not None:
+            self._transport.abort()
+        elif self._handshake is not None:
+            self._handshake.cancel()
+
+    def begin_tls(self, plain: socket.socket, tls: TlsFiles) -> None:
+        """It counts from now on, and is made (`connection_made`) when it has come through."""
+        self.since = self._all.now()
+        if not self._all.enter(self, self):
+            plain.close()
+            return
+
+        def over(_: object) -> None:
+            if self._transport is None:
+                self._all.leave(self)
+                plain.close()
+
+        self._handshake = asyncio.get_running_loop().create_task(self._shake_hands(plain, tls), name="TLS handshake")
+        self._handshake.add_done_callback(over)
+
+    async def _shake_hands(self, plain: socket.socket, tls: TlsFiles) -> None:
+        seconds = self._all.handshake_s
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: self,
+                plain,
+                ssl=tls.context(),
+                ssl_handshake_timeout=seconds,
+                ssl_shutdown_timeout=seconds,
+            )
+        except Exception as error:  # nobody else looks at this task
+            self._all.no_tls(error)
 
     # -- asyncio.Protocol -------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
-        self.since = self._all.now()
-        if not self._all.enter(transport, self):
-            self._transport.abort()
-            return
+        if self._handshake is not None:
+            if not self._all.moved(self, transport):
+                self._transport.abort()
+                return
+        else:
+            self.since = self._all.now()
+            if not self._all.enter(transport, self):
+                self._transport.abort()
+                return
         self._server = self._make()
         self._server.connection_made(transport)
 
@@ -180,13 +264,14 @@ class _Connection(asyncio.Protocol):
             self._server.data_received(data)
         except Exception as error:  # asyncio would log its text
             self._all.failed(error)
-            self._transport.abort()
+            self.abort()
 
     def eof_received(self) -> bool | None:
         return None if self._server is None else self._server.eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._all.leave(self._transport)
+        if self._transport is not None:
+            self._all.leave(self._transport)
         if self._server is not None:
             self._server.connection_lost(exc)
 

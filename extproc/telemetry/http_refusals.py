@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import traceback
 from collections import Counter
 from pathlib import PurePath
@@ -24,7 +25,7 @@ log = structlog.get_logger()
 
 EVERY_S: Final = 60.0
 
-Why = Literal["malformed", "not_whole", "too_many_connections", "foreign_host", "foreign_origin"]
+Why = Literal["malformed", "not_whole", "too_many_connections", "foreign_host", "foreign_origin", "no_tls"]
 
 
 class Refusals:
@@ -35,6 +36,7 @@ class Refusals:
         self.logger.addHandler(_OfServer(self))
         self._every_s = every_s
         self._counts: Counter[str] = Counter()
+        self._reasons: dict[str, str] = {}  # the newest
         self._failures = 0
         self._failure: dict[str, str] = {}  # the newest
         self._timer: asyncio.TimerHandle | None = None  # while it runs, nothing is told
@@ -42,6 +44,12 @@ class Refusals:
     def count(self, why: Why) -> None:
         self._counts[why] += 1
         self._tell_in_time()
+
+    def no_tls(self, error: ssl.SSLError) -> None:
+        """A handshake that failed: a certificate that is missing or not good, or no TLS at all. OpenSSL's word for it
+        holds nothing of what was sent."""
+        self._reasons = {"no_tls_reason": error.reason or "unknown"}
+        self.count("no_tls")
 
     def failed(self, error: BaseException | None) -> None:
         """An error of our own."""
@@ -68,8 +76,9 @@ class Refusals:
 
     def _tell(self) -> None:
         if self._counts:
-            log.warning("http_requests_refused", count=self._counts.total(), **self._counts)
+            log.warning("http_requests_refused", count=self._counts.total(), **self._counts, **self._reasons)
             self._counts.clear()
+            self._reasons = {}
         if self._failures:
             log.error("http_requests_failed", count=self._failures, **self._failure)
             self._failures = 0

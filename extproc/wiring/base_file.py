@@ -38,7 +38,7 @@ def load(source: Path | None = None) -> dict[str, Any]:
 
 
 def lua(name: str) -> str:
-    """The source of a filter: facts, append or usage. Raises EnvoyFileError."""
+    """The source of a filter: facts, spread, append or usage. Raises EnvoyFileError."""
     source = path(f"lua/{name}.lua")
     try:
         return source.read_text(encoding="utf-8")

@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from extproc.wiring import base_file, engine_set, steps
+from extproc.wiring import base_file, engine_set, fairlane_tls, steps
 from extproc.wiring.base_file import EnvoyFileError
-from extproc.wiring.description import Wiring, WiringError
+from extproc.wiring.description import FairlaneTls, Wiring, WiringError
 from extproc.wiring.engine_set import EndpointFile, Lookup
-from extproc.wiring.parts import EXT_PROC, FAIRLANE, ROUTER, Address, Data, Parts, named, unshared
+from extproc.wiring.parts import EXT_PROC, FAIRLANE, ROUTER, Address, Data, Parts, is_ip, named, unshared
 
 _STEPS = (
     steps.profile,
     steps.facts,
     steps.identity,
+    steps.spread,
     steps.append,
     steps.usage,
     steps.first_byte,
@@ -38,6 +39,7 @@ class Addresses:
     engines: Sequence[Address] = (("127.0.0.1", 8_001), ("127.0.0.1", 8_002))  # IPs, and names to be looked up
     lookup: Lookup | None = None  # of names among the engines; None: Envoy's own
     file: EndpointFile | None = None  # where the engines are, in place of `engines`
+    fairlane_tls: FairlaneTls | None = None  # how Envoy speaks to Fairlane; None: in plain text
 
     def __post_init__(self) -> None:
         if not self.engines and self.file is None:
@@ -62,14 +64,20 @@ def build(wiring: Wiring, addresses: Addresses, source: Path | None = None) -> B
             f"profile strict with several replicas of Fairlane: Envoy 1.{wiring.envoy} cannot bring both filters to "
             "the same replica (a cluster's hash_policy came with 1.37); take one replica, or a later Envoy"
         )
+    if wiring.spread == "model" and len(addresses.ext_proc) < 2:
+        raise WiringError(
+            "spread model: there is one address of Fairlane, so nothing to spread over; give each replica's own "
+            "(--ext-proc host:port, as often as there are replicas; of a StatefulSet the names of its pods)"
+        )
     parts, source = _base(addresses, source)
     try:
         differs = [text for step in _STEPS for text in step(parts, wiring)]
         differs += engine_set.apply(parts, addresses.lookup, addresses.file)
         degraded = list(steps.version(parts, wiring))
         parts.set_endpoints(parts.fairlane, addresses.ext_proc)
+        differs += fairlane_tls.apply(parts, addresses.fairlane_tls, addresses.ext_proc)
         if len(addresses.ext_proc) > 1:
-            differs += _several(parts, pinned=wiring.profile == "strict")
+            differs += _several(parts, wiring)
     except (KeyError, IndexError, TypeError) as error:
         raise _form(source, error) from error
     return Built(parts.config, tuple(differs), tuple(degraded))
@@ -112,7 +120,7 @@ def _base(addresses: Addresses, source: Path | None) -> tuple[Parts, Path]:
     return parts, source
 
 
-def _several(parts: Parts, *, pinned: bool) -> list[str]:
+def _several(parts: Parts, wiring: Wiring) -> list[str]:
     """More than one replica of Fairlane."""
     parts.fairlane["health_checks"] = [
         {
@@ -129,19 +137,44 @@ def _several(parts: Parts, *, pinned: bool) -> list[str]:
     parts.fairlane["common_lb_config"] = {"update_merge_window": "0s"}
     said = ["Several replicas of Fairlane: health checks find the one that is stopping or frozen."]
     said += _log_of_each(parts)
-    if pinned:
-        parts.fairlane["lb_policy"] = "RING_HASH"
-        for each in parts.ext_procs:
-            service = each["typed_config"]["grpc_service"]
-            service["initial_metadata"] = [
-                *service.get("initial_metadata", []),
-                {"key": _PIN, "value": f"%REQ({_PIN})%"},
-            ]
-        # Of the cluster: a route's hash policy says where its own requests go, not those of its filters.
-        (options,) = parts.fairlane["typed_extension_protocol_options"].values()
-        options["hash_policy"] = [{"header": {"header_name": _PIN}}]
-        said.append(f"fairlane.hold and fairlane.track reach the same replica by a hash of {_PIN}.")
+    pins: list[tuple[str, str]] = []
+    if wiring.spread == "model":
+        pins.append(("x-fairlane-spread", "%DYNAMIC_METADATA(fairlane.spread:model)%"))
+        said.append(
+            "Each model's requests go to one replica, by a hash of the name that fairlane.spread.lua has made fit for "
+            "a header; when that replica is down, to the next one. What has no model in a JSON body goes to any."
+        )
+    if wiring.profile == "strict":
+        pins.append((_PIN, f"%REQ({_PIN})%"))
+        said.append(
+            "fairlane.hold and fairlane.track reach the same replica by a hash of "
+            + (_PIN if len(pins) == 1 else f"the model, or of {_PIN} where there is none")
+            + "."
+        )
+    if pins:
+        _pin(parts, pins)
     return said
+
+
+def _pin(parts: Parts, pins: Sequence[tuple[str, str]]) -> None:
+    """Choose the replica by a hash of the first of these headers of the call to Fairlane that is there."""
+    parts.fairlane["lb_policy"] = "RING_HASH"
+    replicas = parts.fairlane["load_assignment"]["endpoints"][0]["lb_endpoints"]
+    if not any(is_ip(each["endpoint"]["address"]["socket_address"]["address"]) for each in replicas):
+        # A pod has the same name after a restart, and another address, which would give its models to others.
+        parts.fairlane["common_lb_config"]["consistent_hashing_lb_config"] = {"use_hostname_for_hashing": True}
+    for each in parts.ext_procs:
+        service = each["typed_config"]["grpc_service"]
+        service["initial_metadata"] = [
+            *service.get("initial_metadata", []),
+            *({"key": name, "value": value} for name, value in pins),
+        ]
+    # Of the cluster: a route's hash policy says where its own requests go, not those of its filters.
+    (options,) = parts.fairlane["typed_extension_protocol_options"].values()
+    policies: list[Data] = [{"header": {"header_name": name}} for name, _ in pins]
+    for each in policies[:-1]:
+        each["terminal"] = True  # else the hashes of all of them are mixed
+    options["hash_policy"] = policies
 
 
 def _log_of_each(parts: Parts) -> list[str]:

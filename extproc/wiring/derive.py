@@ -9,7 +9,7 @@ from extproc.config.model import Config
 from extproc.config.units import split_host_port
 from extproc.wiring import engine_set
 from extproc.wiring.build import Addresses
-from extproc.wiring.description import Wiring
+from extproc.wiring.description import FairlaneTls, Wiring, WiringError
 from extproc.wiring.parts import Address
 
 _CERTIFICATE = {
@@ -56,12 +56,41 @@ def edits_body(config: Config) -> bool:
 
 def addresses(config: Config, **chosen: Any) -> Addresses:
     """Fairlane and the engines as the file has them. `chosen`: fields of Addresses to be otherwise. Raises WiringError
-    where Envoy cannot find the engines as the file does."""
+    where Envoy cannot find the engines as the file does, or could not speak to Fairlane as the file wants it."""
+    _check_tls(config, chosen.get("fairlane_tls"))
     given: dict[str, Any] = {"ext_proc": [_reachable(split_host_port(config.listen.ext_proc))]}
     if "engines" not in chosen:
         found = engine_set.of(config.pools)
         given |= {"engines": found.addresses, "lookup": found.lookup, "file": found.file}
     return Addresses(**{**given, **chosen})
+
+
+def _check_tls(config: Config, tls: FairlaneTls | None) -> None:
+    """Raises WiringError. TLS to a port without is noted only: something else may stand before it."""
+    wanted = config.listen.ext_proc_tls
+    if wanted is None:
+        return
+    own = "--fairlane-certificate FILE --fairlane-key FILE"
+    if tls is None:
+        more = f", and {own} for listen.ext_proc_tls.client_ca" if wanted.client_ca is not None else ""
+        raise WiringError(
+            "listen.ext_proc_tls: Fairlane speaks TLS there, so Envoy must: give --fairlane-ca FILE, the authority of "
+            f"Fairlane's certificate as Envoy sees it{more}"
+        )
+    if wanted.client_ca is not None and tls.certificate is None:
+        raise WiringError(
+            f"listen.ext_proc_tls.client_ca: Fairlane lets nobody in who shows no certificate: give {own}, of that "
+            "authority and as Envoy sees them"
+        )
+
+
+def tls_notes(config: Config, tls: FairlaneTls | None) -> Iterator[str]:
+    """What may be wrong about the way to Fairlane."""
+    if tls is not None and config.listen.ext_proc_tls is None:
+        yield (
+            "Envoy speaks TLS to Fairlane, and fairlane.yaml has no listen.ext_proc_tls: this works only with "
+            "something between them that takes the TLS away."
+        )
 
 
 def notes(config: Config, described: Wiring) -> Iterator[str]:

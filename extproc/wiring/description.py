@@ -12,6 +12,7 @@ Profile = Literal["standard", "strict", "body", "duplex"]
 Usage = Literal["access_log", "stream", "estimate"]
 Facts = Literal["json", "lua", "none"]
 Pick = Literal["fairlane", "envoy", "mixed"]
+Spread = Literal["requests", "model"]
 
 OLDEST, NEWEST = 36, 40
 """Minor versions of Envoy 1.x for which configurations are made and tested."""
@@ -54,6 +55,8 @@ class Wiring:
     pick              fairlane: Envoy takes the endpoint that Fairlane names; envoy: it balances by itself, and leaves
                       out engines that fail; mixed: the first in some pools, the second in others
     retry_turned_away  Envoy asks another engine when one answers 429 or 503
+    spread            over several replicas of Fairlane. requests: each to any of them.
+                      model: all requests for one model to the same one, so that there is one order for it.
     """
 
     profile: Profile = "standard"
@@ -70,6 +73,7 @@ class Wiring:
     namespaces: tuple[str, ...] = ()
     pick: Pick = "fairlane"
     retry_turned_away: bool = False
+    spread: Spread = "requests"
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -77,6 +81,7 @@ class Wiring:
             ("usage", self.usage, get_args(Usage)),
             ("facts", self.facts, (*get_args(Facts), None)),
             ("pick", self.pick, get_args(Pick)),
+            ("spread", self.spread, get_args(Spread)),
         ):
             if value not in known:
                 raise WiringError(f"{name}: there is no {value!r}; there are {', '.join(filter(None, known))}")
@@ -94,6 +99,17 @@ class Wiring:
             raise WiringError(
                 f"facts {self.facts}: it would hold the whole body in Envoy before the first piece of it reaches "
                 "Fairlane, which is what the profile duplex avoids; leave facts out, or take the profile body"
+            )
+        if self.spread == "model" and self.facts_used == "none":
+            cure = "take the profile standard, strict or body" if self.profile == "duplex" else "take facts json"
+            raise WiringError(
+                "spread model: Envoy chooses the replica before it has read the body, since nobody but Fairlane looks "
+                f"into that; {cure}, or leave spread out"
+            )
+        if self.spread == "model" and self.envoy <= 36:
+            raise WiringError(
+                f"spread model: Envoy 1.{self.envoy} cannot choose a replica by a hash (a cluster's hash_policy came "
+                "with 1.37); take a later Envoy, or one replica"
             )
         if self.append and self.body_in_fairlane:
             raise WiringError(
@@ -128,6 +144,28 @@ class Wiring:
     def response_headers_sent(self) -> bool:
         """Whether Fairlane sees the answer's headers. What it cannot see in the messages has to be said to it."""
         return self.first_byte or self.usage == "stream"
+
+
+@dataclass(frozen=True, slots=True)
+class FairlaneTls:
+    """How Envoy speaks TLS to Fairlane. Paths are those of PEM files as Envoy sees them. Raises WiringError.
+
+    ca           of the authority that has signed Fairlane's certificate
+    certificate  that Envoy shows, with its key: needed where Fairlane has a `client_ca`
+    name         that must stand in Fairlane's certificate (SAN): a DNS name, an address or a URI; None: the host
+                 of its address (one of them, where there are several replicas)
+    """
+
+    ca: str
+    certificate: str | None = None
+    key: str | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.certificate is None) != (self.key is None):
+            raise WiringError("Fairlane's TLS: Envoy's certificate and its key are given together, or neither is")
+        if "" in (self.ca, self.certificate, self.key, self.name):
+            raise WiringError("Fairlane's TLS: a path or name is empty")
 
 
 def minor_version(text: str) -> int:

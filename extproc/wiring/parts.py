@@ -111,7 +111,7 @@ class Parts:
         of["address"]["socket_address"].update(_socket_address(at))
 
     def set_endpoints(self, cluster: Data, at: Sequence[Address]) -> None:
-        if not all(_is_ip(host) for host, _ in at):
+        if not all(is_ip(host) for host, _ in at):
             cluster["type"] = "STRICT_DNS"  # a STATIC cluster takes no names
         cluster["load_assignment"]["endpoints"] = [
             {"lb_endpoints": [{"endpoint": {"address": {"socket_address": _socket_address(each)}}} for each in at]}
@@ -154,7 +154,8 @@ def _socket_address(at: Address) -> Data:
     return {"address": at[0], "port_value": at[1]}
 
 
-def _is_ip(host: str) -> bool:
+def is_ip(host: str) -> bool:
+    """Whether it is an address, and no name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

@@ -16,7 +16,8 @@ from extproc.wiring.description import Wiring
 from extproc.wiring.parts import EXT_PROC, FACTS, UPLOADS, USAGE_JSON, USAGE_SSE, Data, Parts, say
 
 HOLD, TRACK = "fairlane.hold", "fairlane.track"
-FACTS_LUA, APPEND_LUA, USAGE_LUA = "fairlane.facts.lua", "fairlane.append.lua", "fairlane.usage.lua"
+FACTS_LUA, SPREAD_LUA = "fairlane.facts.lua", "fairlane.spread.lua"
+APPEND_LUA, USAGE_LUA = "fairlane.append.lua", "fairlane.usage.lua"
 
 _WINDOWS = (65_535, 2**31 - 1)  # bytes that HTTP/2 allows
 _MATCH_LIMIT = 60  # characters of paths in one pattern: RE2 allows 100 instructions, and the rest needs some
@@ -117,6 +118,13 @@ def identity(parts: Parts, wiring: Wiring) -> Iterator[str]:
     if wanted := [each for each in wiring.namespaces if each not in told]:
         told += wanted
         yield f"Fairlane is told the dynamic metadata of {', '.join(wanted)}."
+
+
+def spread(parts: Parts, wiring: Wiring) -> Iterator[str]:
+    """The word by which `build` has a replica chosen, which says the rest."""
+    if wiring.spread == "model":
+        parts.add_lua(SPREAD_LUA, base_file.lua("spread"), before=parts.holder)
+    return iter(())
 
 
 _UNSCHEDULED = "local UNSCHEDULED = '{}'"

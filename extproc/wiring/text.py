@@ -52,6 +52,12 @@ def as_yaml(config: Data, head: Sequence[str] = ()) -> str:
     return f"{comment}\n\n{body}" if comment else body
 
 
+def as_documents(documents: Sequence[Data], head: Sequence[str] = ()) -> str:
+    """Several in one text; `head` stands before the first."""
+    first, *others = documents
+    return "---\n".join([as_yaml(first, head), *map(as_yaml, others)])
+
+
 def _comment(paragraph: str) -> str:
     further = "#   " if paragraph.startswith("- ") else "# "
     return textwrap.fill(

@@ -201,7 +201,7 @@ async def test_new_certificate_and_authority(port: Port, authority: Authority, t
         async with channel_to(port.address, old) as channel:
             assert (await refusal(channel)).code() is grpc.StatusCode.UNAVAILABLE
         await call(open_channel)
-    assert [entry["event"] for entry in logs] == ["admin_tls_read"]
+    assert [entry["event"] for entry in logs] == ["tls_read"]
 
 
 @pytest.mark.parametrize("how", ["broken", "half", "gone", "no authority"])
@@ -221,13 +221,13 @@ async def test_what_cannot_be_used_leaves_the_old(
     for _ in range(3):
         async with channel_to(port.address, credentials) as channel:
             await call(channel)
-    assert [entry["event"] for entry in logs] == ["admin_tls_refused"]
+    assert [entry["event"] for entry in logs] == ["tls_refused"]
     assert "admin.tls" in logs[0]["error"]
     assert "BEGIN" not in logs[0]["error"]
     tls_files(tmp_path, after, authority.pem)
     async with channel_to(port.address, credentials) as channel:
         await call(channel)
-    assert [entry["event"] for entry in logs] == ["admin_tls_refused", "admin_tls_read"]
+    assert [entry["event"] for entry in logs] == ["tls_refused", "tls_read"]
 
 
 # -- at the start ---------------------------------------------------------------------------------

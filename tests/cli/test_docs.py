@@ -25,7 +25,11 @@ from extproc.sim.workloads import WORKLOADS
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "envoy/README.md"]
+PAGES = sorted(
+    page
+    for pattern in ("README.md", "CHANGELOG.md", "SECURITY.md", "docs/**/*.md", "envoy/**/*.md", "deploy/**/*.md")
+    for page in ROOT.glob(pattern)
+)
 
 
 def test_the_table_of_refusals_is_the_table_in_the_code() -> None:
@@ -41,7 +45,7 @@ def test_every_make_target_that_is_named_exists() -> None:
             assert set((line[0] or line[1]).split()) <= targets, page
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_fairlane_command_that_is_named_exists(page: Path) -> None:
     for name in re.findall(r"\.venv/bin/fairlane ([a-z-]+)", page.read_text()):
         assert main.get_command(click.Context(main), name) is not None
@@ -49,10 +53,17 @@ def test_every_fairlane_command_that_is_named_exists(page: Path) -> None:
 
 def commands(page: Path) -> Iterator[list[str]]:
     """Command lines that are written out, as `fairlane bench core`, on a line of a shell block, or behind a prompt."""
-    for line in re.findall(r"(?:^|`)(?:\.venv/bin/)?fairlane ([a-z][^`#\n]*)", page.read_text(), re.MULTILINE):
-        yield [word for word in shlex.split(line) if word != "--help"]
-    for line in re.findall(r"^\$ fairlane (.*)$", page.read_text(), re.MULTILINE):
-        yield shlex.split(line)
+    text = page.read_text().replace("\\\n", " ")
+    for line in re.findall(r"(?:^ *|`)(?:\.venv/bin/)?fairlane ([a-z][^`#\n]*)", text, re.MULTILINE):
+        yield [word for word in of_the_command(line) if word != "--help"]
+    for line in re.findall(r"^\$ fairlane (.*)$", text, re.MULTILINE):
+        yield of_the_command(line)
+
+
+def of_the_command(line: str) -> list[str]:
+    """Its words, without what a shell does with its output."""
+    words = shlex.split(line)
+    return words[: next((i for i, word in enumerate(words) if word in (">", "|", "&&", "&")), None)]
 
 
 def test_the_pages_about_benchmarks_name_the_commands() -> None:
@@ -61,7 +72,7 @@ def test_the_pages_about_benchmarks_name_the_commands() -> None:
     assert any(line.startswith("replay ") for line in named)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_option_and_value_of_a_command_line_exists(page: Path) -> None:
     for words in commands(page):
         command: click.Command = main
@@ -83,14 +94,14 @@ def test_the_page_of_benchmarks_has_every_workload_and_as_many_bounds_as_the_cod
     assert [(key, int(bounds)) for key, _, bounds in rows] == [(w.key, len(w.musts)) for w in WORKLOADS]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_to_a_file_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         if "://" not in target:
             assert (page.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_to_a_heading_leads_to_one(page: Path) -> None:
     for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text()):
         file = page.parent / target if target else page
@@ -104,7 +115,9 @@ def test_every_link_to_a_heading_leads_to_one(page: Path) -> None:
 def test_files_that_the_way_of_a_request_names_exist() -> None:
     text = (ROOT / "docs/how-it-works.md").read_text()
     for name in re.findall(
-        r"`((?:extproc|core|edge|engines|config|admin|cli|sim|telemetry|envoy|proto|tests|docs)/[a-z0-9_./]+)`", text
+        r"`((?:extproc|core|edge|engines|config|admin|cli|sim|telemetry|transport|wiring|envoy|proto|tests|docs|deploy|tools)"
+        r"/[a-z0-9_./-]+)`",
+        text,
     ):
         assert (ROOT / name).exists() or (ROOT / "extproc" / name).exists(), name
 

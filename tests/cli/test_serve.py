@@ -174,10 +174,13 @@ def test_a_second_signal_does_not_wait_for_answers_under_way(served: Served, eng
 
 @pytest.fixture
 def hangups() -> Iterator[None]:
-    """Children begin with signals that end them, whatever this process was told."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    """Children begin with signals that end them, whatever this process was told; and what a command in this process
+    sets is taken back."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
-    signal.signal(signal.SIGHUP, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def signal_is_ignored(pid: int, number: int) -> bool:

@@ -259,7 +259,7 @@ async def test_a_token_that_runs_out_is_read_again() -> None:
 @pytest.mark.parametrize(
     ("status", "words"),
     [
-        (403, "give the service account get, list and watch of endpointslices.discovery.k8s.io in llm"),
+        (403, "give the service account list and watch of endpointslices.discovery.k8s.io in llm"),
         (404, "are there since Kubernetes 1.21"),
         (400, "see endpoints.kubernetes.selector"),
         (500, "it is tried again"),

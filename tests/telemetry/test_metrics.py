@@ -121,6 +121,7 @@ SOURCES = Sources(
     modes=lambda: {"sim": "enforce", "other": "observe"},
     held_of=lambda pool, tenant: 2 if (pool, tenant) == ("sim", "tenant-a") else 0,
     page_watchers=lambda: 6,
+    certificates=lambda: {"ext_proc": 1.9e9, "admin": None},
 )
 
 
@@ -282,6 +283,8 @@ def test_what_is_is_read_at_the_scrape() -> None:
     assert kinds == {"prompt": 900, "cached": 300, "output": 150}
     assert seen["fairlane_page_watchers",] == 6
     assert seen["fairlane_config_loaded_timestamp_seconds",] == 1.8e9
+    assert seen["fairlane_certificate_expiry_timestamp_seconds", "ext_proc"] == 1.9e9
+    assert ("fairlane_certificate_expiry_timestamp_seconds", "admin") not in seen
     assert seen["fairlane_flows", "interactive", "sim"] == 3
     assert seen["fairlane_held_bytes", "sim"] == 5000
     endpoint = {

@@ -951,6 +951,11 @@ ELSEWHERE = {
     "engine_too_old",
     "engine_policy",
     "engine_policy_unknown",
+    "tls_missing",
+    "tls_unexpected",
+    "tls_no_certificate",
+    "tls_unverified",
+    "tls_any_name",
 }
 
 

@@ -24,7 +24,7 @@ event and of all slices together, pages, slices, endpoints, and the time of a li
 identity is asked for, and the API compresses nothing that was not asked to be. What goes over a bound is an error that
 names it, and changes nothing. Watches that end at once are no way around: there is a pause between two.
 
-Fairlane needs `get`, `list` and `watch` of `endpointslices` in `discovery.k8s.io`, in that namespace.
+Fairlane needs `list` and `watch` of `endpointslices` in `discovery.k8s.io`, in that namespace.
 """
 
 from __future__ import annotations
@@ -290,8 +290,7 @@ class _Api:
         cures = {
             400: "; see endpoints.kubernetes.selector",
             401: "; the token is not valid, or not any more: it is read anew and tried again",
-            403: f"; give the service account get, list and watch of endpointslices.discovery.k8s.io in "
-            f"{self._namespace}",
+            403: f"; give the service account list and watch of endpointslices.discovery.k8s.io in {self._namespace}",
             404: "; EndpointSlices (discovery.k8s.io/v1) are there since Kubernetes 1.21",
         }
         return cures.get(status, "; it is tried again")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from prometheus_client.core import Metric
 
-from extproc.telemetry.metrics.families import alone, counter, gauge, put
+from extproc.telemetry.metrics.families import alone, counter, filled, gauge, put
 from extproc.telemetry.metrics.labels import label
 from extproc.telemetry.metrics.sources import ConfigurationStats
 
@@ -39,3 +39,10 @@ def families(stats: ConfigurationStats | None) -> Iterable[Metric]:
     for outcome, count in sorted(stats.outcomes.items()):
         put(changes, {"outcome": label(outcome)}, count)
     yield changes
+
+
+def certificates(expiries: Mapping[str, float | None]) -> Iterable[Metric]:
+    """`expiries`: of the ports with TLS, Unix time; None: not known."""
+    text = "Unix time, in seconds, at which the certificate of a port expires"
+    rows = (({"port": port}, moment) for port, moment in sorted(expiries.items()))
+    yield filled(gauge("certificate_expiry_timestamp_seconds", text), rows, lambda moment: moment)

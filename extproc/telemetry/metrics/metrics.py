@@ -122,6 +122,7 @@ class Metrics(RequestCounts):
             yield from self.families()
         yield from self._part("process", lambda: pools.process(sources))
         yield from self._part("configuration", lambda: configuration.families(sources.configuration()))
+        yield from self._part("certificates", lambda: configuration.certificates(sources.certificates()))
         views = list(self._part("views", sources.pools))
         yield from self._part("pools", lambda: pools.families(views, sources))
         yield from self._part("observers", lambda: pools.observed(list(sources.observers())))

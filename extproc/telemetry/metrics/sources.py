@@ -70,3 +70,4 @@ class Sources:
     modes: Callable[[], Mapping[str, str]] = dict  # by pool
     held_of: Callable[[str, str], int] = _nothing_held  # of a pool and a tenant
     page_watchers: Callable[[], int] = int  # live pages that are open
+    certificates: Callable[[], Mapping[str, float | None]] = dict  # port -> Unix time at which its own expires

@@ -185,9 +185,7 @@ def _observability(setup: Setup) -> Iterator[Hit]:
 
 def _hold_word(setup: Setup) -> Iterator[Hit]:
     for gateway in setup.gateways:
-        if len(gateway.processors) < 2:
-            continue
-        for each in gateway.processors:
+        for each in (each for each in gateway.processors if not each.alone):
             word = "track" if each.tracks_only else "hold"
             if word not in each.words:
                 fix = f"grpc_service:\n  initial_metadata: [ {{ key: {WIRING}, value: {word} }} ]"

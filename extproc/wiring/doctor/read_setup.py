@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import betterproto2
@@ -160,15 +160,24 @@ def _gateway(
     if not ours:
         # What cannot be read of it is not worth a word: it is nobody's gateway to Fairlane.
         return Gateway(found.listener, found.manager, (), tuple(_routes(Reader(), found.manager, document)), ())
+    routes = tuple(_routes(reader, found.manager, document))
     for each in ours:
         assert each.part is not None and isinstance(each.part.message, ExternalProcessor)  # noqa: S101 - chosen above
         filters[each.index] = Processor(
-            each.index, each.name, each.where, each.disabled, each.part, each.part.message, len(ours) == 1
+            each.index, each.name, each.where, each.disabled, each.part, each.part.message, _alone(each, ours, routes)
         )
     names = {cluster_of(p.service) for p in filters if isinstance(p, Processor)}
-    routes = tuple(_routes(reader, found.manager, document))
     logs = tuple(_logs(reader, found.manager, names, clusters))
     return Gateway(found.listener, found.manager, tuple(filters), routes, logs)
+
+
+def _alone(each: Filter, ours: Sequence[Filter], routes: Sequence[RouteView]) -> bool:
+    """Whether no request passes this one and another one. Envoy Gateway has a filter for each policy, and each at
+    routes of its own."""
+    others = [other for other in ours if other is not each]
+    if not routes:  # they are not here
+        return not others
+    return not any(route.runs(each) and route.runs(other) for route in routes for other in others)
 
 
 def _filters(reader: Reader, manager: Part[HttpConnectionManager]) -> Iterator[Filter]:
@@ -242,6 +251,8 @@ def _routes(reader: Reader, manager: Part[HttpConnectionManager], document: Docu
 def _overrides(reader: Reader, raw: Mapping[str, Any], where: str) -> Iterator[tuple[str, Override]]:
     for name, given in inside(raw, "typed_per_filter_config").items():
         place = f'{where}.typed_per_filter_config["{name}"]'
+        if isinstance(given, Mapping) and given.get("config") == {}:  # Envoy Gateway switches a filter on by this
+            given = {key: value for key, value in given.items() if key != "config"}
         part = reader.read_any(given, place)
         if part is None:
             yield name, Override(place, False, None)

@@ -98,7 +98,7 @@ class Processor(Filter):
     """An ext_proc filter that asks Fairlane."""
 
     config: ExternalProcessor = field(default_factory=ExternalProcessor)
-    alone: bool = True  # no other one of this listener asks Fairlane
+    alone: bool = True  # no request that it sees goes through another one that asks Fairlane
 
     @property
     def at(self) -> str:

@@ -16,6 +16,7 @@ from extproc.wiring.doctor import (
     processor,
     routes,
     timers,
+    tls,
     usage,
 )
 from extproc.wiring.doctor.check import Check
@@ -31,6 +32,7 @@ SUBJECTS: dict[str, tuple[Check, ...]] = {
     "Identity": identity.CHECKS,
     "Order of filters": order.CHECKS,
     "Clusters": clusters.CHECKS,
+    "TLS to Fairlane": tls.CHECKS,
     "Endpoints": endpoints.CHECKS,
     "Routes and headers": routes.CHECKS,
     "Ways past Fairlane": bypass.CHECKS,

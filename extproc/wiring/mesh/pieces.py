@@ -18,7 +18,9 @@ class Pieces:
     routes: list[Data]  # in order: those whose requests are queued, uploads, and all others
     fairlane: Data  # the cluster of Fairlane
     engines: Data  # the cluster of the engines
+    clusters: list[Data]  # all of them: with several replicas of Fairlane there is one more for each
     manager: Data  # the HTTP connection manager, with all of it
+    listener: Data  # the listener, with all of it
 
 
 def pieces(wiring: Wiring, addresses: Addresses) -> Pieces:
@@ -26,9 +28,11 @@ def pieces(wiring: Wiring, addresses: Addresses) -> Pieces:
     parts = Parts(build(wiring, addresses).config)
     return Pieces(
         filters=[each for each in parts.filters if each["name"] != ROUTER],
-        access_log=parts.manager["access_log"],
+        access_log=parts.manager.get("access_log", []),
         routes=parts.routes,
         fairlane=parts.fairlane,
         engines=parts.engines,
+        clusters=parts.clusters,
         manager=parts.manager,
+        listener=parts.listener,
     )
