@@ -19,6 +19,8 @@ import structlog
 from extproc.cli.ports import free_ports
 from extproc.notify import Notifier
 
+pytestmark = pytest.mark.slow
+
 
 class Manager:
     """The manager's end."""

@@ -24,6 +24,8 @@ from extproc.cli.ports import free_ports
 from extproc.edge.wire import EXT_PROC_SERVICE
 from extproc.pb.wire.v1 import ext_proc_pb2
 
+pytestmark = pytest.mark.slow
+
 SECRETS = ("sk-live-5f2e", "tell me about my illness")
 
 

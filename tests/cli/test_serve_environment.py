@@ -24,6 +24,8 @@ from extproc.cli.ports import free_ports
 from extproc.pb.admin.v1 import admin_pb2 as pb
 from extproc.pb.admin.v1 import admin_pb2_grpc
 
+pytestmark = pytest.mark.slow
+
 POOLS = "[{name: a, models: [m], endpoints: ['127.0.0.1:1']}]"  # nothing listens there
 SERVE = [sys.executable, "-m", "extproc.cli.main", "serve"]
 unshare = pytest.mark.skipif(

@@ -18,7 +18,7 @@ from extproc.edge.wire import ACCESS_LOG_SERVICE, EXT_PROC_SERVICE
 from extproc.service import StartError
 
 # One loop for all: grpc's poller outlives the loop that it began on.
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow]
 
 
 # -- serving --------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from service_case import Run, Running, until
 from extproc.pb.admin.v1 import admin_pb2, admin_pb2_grpc
 from extproc.service import StartError
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.slow]
 
 OBJECTIVE = {"classes": {"default": {"rank": 0, "priority": 0, "max_waiting": 0, "wait_objective": "5s"}}}
 

@@ -33,6 +33,8 @@ from extproc.cli.ports import free_ports
 from extproc.cli.probe import until
 from extproc.cli.stack import envoy_binary
 
+pytestmark = pytest.mark.slow
+
 TOKEN = "of-a-test"
 NAME = "fairlane.fairlane.svc"
 

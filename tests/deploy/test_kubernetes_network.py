@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from kubernetes_case import built, fairlane, of_kind, pod, workloads
 
+pytestmark = pytest.mark.slow
+
 Labels = dict[str, str]
 
 

@@ -25,6 +25,8 @@ from kubernetes_case import (
 
 from extproc.config.model import Config
 
+pytestmark = pytest.mark.slow
+
 EACH = pytest.mark.parametrize("name", EVERYTHING)
 EACH_FAIRLANE = pytest.mark.parametrize("name", OF_FAIRLANE)
 

@@ -14,6 +14,8 @@ from kubernetes_case import FOLDER, ROOT, built, check_manifests, fairlane, need
 
 from extproc.cli.envoy_config import envoy_config
 
+pytestmark = pytest.mark.slow
+
 README = (FOLDER / "README.md").read_text()
 
 

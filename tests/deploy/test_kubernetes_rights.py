@@ -26,6 +26,8 @@ from extproc.config.model import Config
 from extproc.engines.endpoints.cluster import Cluster
 from extproc.engines.endpoints.kubernetes import KubernetesSource
 
+pytestmark = pytest.mark.slow
+
 _COLLECTION = re.compile(r"/apis/(?P<group>[^/]+)/[^/]+/namespaces/(?P<space>[^/]+)/(?P<resource>[^/]+)\Z")
 Right = tuple[str, str, str, str]  # namespace, group, resource, verb
 

@@ -13,6 +13,8 @@ import pytest
 import yaml
 from kubernetes_case import EVERYTHING, FOLDER, ROOT, TOGETHER, built, check_manifests, needs_kustomize, one
 
+pytestmark = pytest.mark.slow
+
 SERVICE = """
 apiVersion: v1
 kind: Service

@@ -18,6 +18,8 @@ sys.path.append(str(Path(__file__).resolve().parent.parent.parent / "tools"))
 import sbom  # isort: skip
 from runtime_packages import EXTRAS, runtime_packages  # isort: skip
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 

@@ -36,6 +36,8 @@ from extproc.telemetry.traces_complaints import Complaints
 from extproc.telemetry.traces_export import Export
 from extproc.telemetry.traces_record import Record
 
+pytestmark = pytest.mark.slow
+
 CLOSE_S = 3.0  # that a stop of the service may be held up
 BUSY_S = 2.0  # that a busy machine may add
 FINISH_S = traces_export._FINISH_S

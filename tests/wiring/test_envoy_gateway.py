@@ -35,6 +35,8 @@ from extproc.wiring.mesh.forms import FORMS
 from extproc.wiring.parts import Data, Parts
 from extproc.wiring.shipped import MESHES, meshes
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 OWN = tuple(f"/p/{number}" for number in range(70))
 WIRINGS = {

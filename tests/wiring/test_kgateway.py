@@ -23,6 +23,8 @@ from extproc.wiring.mesh.kgateway import STRIPPED, documents
 from extproc.wiring.parts import EXT_PROC, Data, Parts, named
 from extproc.wiring.shipped import MESHES, meshes
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 NAMES = [name for name in MESHES if name.startswith("kgateway/")]
 

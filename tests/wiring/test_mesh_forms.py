@@ -19,6 +19,8 @@ from extproc.wiring.mesh import istio, xds
 from extproc.wiring.mesh.place import Place
 from extproc.wiring.shipped import MESHES, meshes
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[2] / "envoy"
 SERVICE = ("fairlane.fairlane.svc.cluster.local", 50_051)
 
