@@ -22,6 +22,7 @@ from dockerfile_parse import DockerfileParser
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "deploy" / "Dockerfile"
 BASE = Path(sys.base_prefix)  # in place of the image of Python
+PYTHON = BASE / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 Step = tuple[str, str]  # "RUN", "pip install ..."
 
@@ -92,7 +93,7 @@ def follow_build(directory: Path, stage: Sequence[Step], given: Mapping[str, str
     box = ["bwrap", "--unshare-user", "--die-with-parent", "--ro-bind", "/", "/", "--dev", "/dev", "--tmpfs", "/opt"]
     box += ["--ro-bind-try", str(BASE), str(BASE), "--bind", str(directory), str(directory)]
     box += ["--bind", str(made), "/opt/fairlane"]
-    ours = {**os.environ, "PATH": f"{BASE / 'bin'}:{os.environ['PATH']}", "TMPDIR": str(temporary)}
+    ours = {**os.environ, "PATH": f"{_named_python(directory)}:{os.environ['PATH']}", "TMPDIR": str(temporary)}
     ours.pop("PYTHONDONTWRITEBYTECODE", None)  # it is not set while the image is built
     ours |= {**arguments(stage), **given}
     for instruction, value in stage[1:]:
@@ -115,6 +116,17 @@ def follow_build(directory: Path, stage: Sequence[Step], given: Mapping[str, str
         else:
             assert instruction == "ARG", f"{instruction} is not followed: teach it to follow_build"
     return made
+
+
+def _named_python(directory: Path) -> Path:
+    """A folder in which this Python is `python`, as in the image: Debian's has no such name. No link, since a virtual
+    environment would lead to it."""
+    folder = directory / "bin"
+    folder.mkdir()
+    command = folder / "python"
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(str(PYTHON))} "$@"\n', encoding="utf-8")
+    command.chmod(0o755)
+    return folder
 
 
 class Running:
@@ -171,6 +183,10 @@ class Running:
         assert self._process is not None
         self._process.kill()  # what is inside goes with it
         self._process.wait()
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
 
     def exec(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
         """As `docker exec`, or a health check."""

@@ -163,6 +163,7 @@ def test_it_is_built_and_runs_as_the_file_says(tmp_path: Path) -> None:
     with Running(tmp_path, installed, last, command, config) as container:
         deadline = time.monotonic() + 60
         while (asked := container.exec(check)).returncode != 0:
+            assert container.running, container.log.read_text()
             assert time.monotonic() < deadline, f"{asked.stdout}{asked.stderr}\n{container.log.read_text()}"
             assert asked.stdout == ""
             time.sleep(0.1)

@@ -71,9 +71,9 @@ async def test_held_released_counted_and_forged_headers_gone(tmp_path: Path, pro
             assert int(entry["headers"]["x-vllm-priority"]) > 0
             assert entry["headers"]["x-fairlane-ticket"] != "1"
             assert "x-envoy-max-retries" not in entry["headers"]
+        await rig.books_closed()
         assert await rig.metric("fairlane_settled_requests_total", source="usage") == 3
         assert await rig.metric("fairlane_ignored_choices_total") == 0
-        await rig.books_closed()
 
 
 async def test_other_routes_and_hosts_pass_by(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ MAY_BE_EMPTY = {
     "fairlane_evicted_requests_total": "no class is preemptible",
     "fairlane_handed_over_requests_total": "nothing has been shut down",
     "fairlane_passed_requests_total": "every request was scheduled",
+    "fairlane_certificate_expiry_timestamp_seconds": "no port has TLS",
     "fairlane_body_edits_total": "no body is edited: the engine is told priorities in a header",
     "fairlane_config_changes_total": "nothing was changed live",
     "fairlane_spans_dropped_total": "traces are off",
