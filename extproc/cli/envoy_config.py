@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import click
+from click.core import ParameterSource
 
+from extproc.cli.place_options import check_form, place_options
 from extproc.cli.place_options import place as place_of
-from extproc.cli.place_options import place_options
 from extproc.cli.ports import HostPort
 from extproc.config.load import ConfigError, load
 from extproc.config.units import ip_port, split_host_port
@@ -22,7 +25,7 @@ from extproc.wiring.build import Addresses, build
 from extproc.wiring.description import FairlaneTls, Wiring, WiringError
 from extproc.wiring.mesh import xds
 from extproc.wiring.mesh.forms import FORMS
-from extproc.wiring.parts import Data
+from extproc.wiring.parts import Data, is_ip
 from extproc.wiring.shipped import head, mesh_head
 from extproc.wiring.text import as_documents, as_json, as_yaml
 
@@ -39,7 +42,22 @@ class _Address(click.ParamType[HostPort]):
             self.fail(str(error), param, ctx)
 
     def parse(self, text: str) -> HostPort:
-        return HostPort.parse(text)
+        at = HostPort.parse(text)
+        if not is_ip(at.host) and not _NAME.fullmatch(at.host):
+            raise ValueError(f"{at.host!r} is neither an address nor a name in DNS")
+        return at
+
+
+class _Own(_Address):
+    """Where Envoy itself listens."""
+
+    name = "ip:port"
+
+    def parse(self, text: str) -> HostPort:
+        try:
+            return HostPort(*split_host_port(ip_port(text)))
+        except ValueError:
+            raise ValueError(f"{text!r} is not ip:port, like 0.0.0.0:10000: Envoy listens at no name") from None
 
 
 class _Engine(_Address):
@@ -49,7 +67,9 @@ class _Engine(_Address):
         return HostPort(*split_host_port(ip_port(text)))
 
 
+_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,252})")
 _ADDRESS = _Address()
+_OWN = _Own()
 _ENGINE = _Engine()
 
 
@@ -109,8 +129,8 @@ _ENGINE = _Engine()
     type=click.Path(path_type=Path),
     help="fairlane.yaml: engines, address of Fairlane, queued paths, sizes, priority, identity.",
 )
-@click.option("--listener", type=_ADDRESS, default="127.0.0.1:10000", show_default=True, help="Where clients go.")
-@click.option("--envoy-admin", type=_ADDRESS, default="127.0.0.1:9901", show_default=True)
+@click.option("--listener", type=_OWN, default="127.0.0.1:10000", show_default=True, help="Where clients go (ip:port).")
+@click.option("--envoy-admin", type=_OWN, default="127.0.0.1:9901", show_default=True)
 @click.option(
     "--ext-proc",
     type=_ADDRESS,
@@ -178,9 +198,16 @@ def envoy_config(
     at: dict[str, Any] = {"listener": listener, "admin": envoy_admin}
     at |= {"ext_proc": list(ext_proc)} if ext_proc else {}
     engines = [*engine, *engine_name]
-    at |= {"engines": engines} if engines else {}
+    if engines or form not in ("static", "xds"):
+        # A gateway has its engines from --engines-service, so what the pools say of theirs is not for it.
+        at["engines"] = engines or Addresses().engines
     notes: list[str] = []
     try:
+        _check_given(form, encoding, output)
+        _check_once("--ext-proc", ext_proc)
+        _check_once("--engine, --engine-name", engines)
+        if ext_proc and where["fairlane_service"] is not None:
+            raise WiringError("--ext-proc and --fairlane-service: each says where Fairlane is; give one")
         given |= {"profile": profile, "usage": usage, "facts": facts, "retry_turned_away": retry_turned_away}
         given["spread"] = spread
         given["envoy"] = description.minor_version(envoy_version)
@@ -191,15 +218,15 @@ def envoy_config(
             wiring = derive.wiring(config, **given)
             addresses = derive.addresses(config, **at)
             notes += [*derive.notes(config, wiring), *derive.tls_notes(config, tls)]
-            notes += () if engines else derive.engine_notes(config)
-        elif engines or form not in ("static", "xds"):
+            notes += () if "engines" in at else derive.engine_notes(config)
+        elif "engines" in at:
             if append:
                 given["unscheduled_priority"] = Wiring().default_priority  # whose file would say that, is not known
             wiring, addresses = Wiring(**given), Addresses(**at)
         else:
             raise WiringError("no engines: name them with --engine, or give fairlane.yaml with --config")
         built = build(wiring, addresses)
-        place = place_of(where)
+        place = place_of(where, form)
         documents = FORMS[form](wiring, addresses, place)
     except (WiringError, EnvoyFileError, ConfigError) as error:
         click.echo(str(error), err=True)
@@ -217,6 +244,28 @@ def envoy_config(
         sys.exit(1)
     for line in _said(built.differs, built.degraded, notes):
         click.echo(line, err=True)
+
+
+def _check_given(form: str, encoding: str | None, output: Path | None) -> None:
+    """Raises WiringError for an option of the command line that would not be looked at."""
+    context = click.get_current_context()
+    check_form(
+        form,
+        (
+            each.opts[0]
+            for each in context.command.params
+            if each.name is not None and context.get_parameter_source(each.name) is ParameterSource.COMMANDLINE
+        ),
+    )
+    if form == "xds" and output is not None and encoding == "json":
+        raise WiringError("--format json: the files of the form xds name each other as .yaml; leave it out")
+
+
+def _check_once(option: str, addresses: Sequence[HostPort]) -> None:
+    """Raises WiringError."""
+    counted = Counter(str(at).lower() for at in addresses)
+    if twice := sorted(at for at, times in counted.items() if times > 1):
+        raise WiringError(f"{option}: named twice: {', '.join(twice)}")
 
 
 def _encoding(form: str, output: Path | None) -> str:

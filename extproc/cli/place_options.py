@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 import click
 
 from extproc.cli.ports import HostPort
+from extproc.config.units import shown
 from extproc.wiring.description import WiringError
+from extproc.wiring.mesh import names
 from extproc.wiring.mesh.forms import FORMS
 from extproc.wiring.mesh.place import Place
+from extproc.wiring.parts import Address
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+_DIGITS, _HIGHEST_PORT = 5, 65_535
+_ENVOYS, _OBJECTS, _ROUTED = ("static", "xds"), ("istio", "envoy-gateway", "kgateway"), ("envoy-gateway", "kgateway")
+# Options that not every form takes, and those that do. In the others what they say stands elsewhere: a gateway has its
+# own listener, and the engines of its service.
+_TAKEN_BY: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("--listener", "--envoy-admin", "--engine", "--engine-name"), _ENVOYS),
+    **dict.fromkeys(("--namespace", "--gateway", "--host", "--engines-service", "--fairlane-service"), _OBJECTS),
+    "--gateway-listener": _ROUTED,
+    "--selector": ("istio",),
+    "--folder": ("xds",),
+}
 
 _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     (
@@ -40,8 +58,8 @@ _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
         "--host",
         {
             "metavar": "NAME[:PORT]",
-            "help": "istio: that clients use for the engines, as the gateway has it. "
-            f"[default: {Place().host}:{Place().port}]",
+            "help": "That clients use for the engines, as the gateway has it; the port only for istio. "
+            f"[default: {Place().host}, and {Place().port}]",
         },
     ),
     (
@@ -63,32 +81,77 @@ def place_options(command: F) -> F:
     return command
 
 
-def place(given: dict[str, Any]) -> Place:
+def check_form(form: str, given: Iterable[str]) -> None:
+    """Raises WiringError for an option, of those `given`, that the form would not look at."""
+    for option in given:
+        takers = _TAKEN_BY.get(option, tuple(FORMS))
+        if form not in takers:
+            raise WiringError(
+                f"{option}: the form {form} has no use for it, only {', '.join(takers)}; leave it out, or choose "
+                f"{'that' if len(takers) == 1 else 'one of those'} by --form"
+            )
+
+
+def place(given: dict[str, Any], form: str) -> Place:
     """What was given of them. Raises WiringError."""
-    found: dict[str, Any] = {
-        name: given[name] for name in ("namespace", "gateway", "folder") if given[name] is not None
-    }
-    if given["gateway_listener"] is not None:
-        found["listener"] = given["gateway_listener"]
-    for option, field in (("engines_service", "engines"), ("fairlane_service", "fairlane")):
+    found: dict[str, Any] = {}
+    for option, field, check in (
+        ("namespace", "namespace", names.label),
+        ("gateway", "gateway", names.subdomain),
+        ("gateway_listener", "listener", names.subdomain),
+        ("folder", "folder", _folder),
+        ("engines_service", "engines", partial(_service, form)),
+        ("fairlane_service", "fairlane", partial(_service, form)),
+    ):
         if given[option] is not None:
-            found[field] = _address(option, given[option])
+            found[field] = _checked(option, check, given[option])
     if given["host"] is not None:
-        name, _, port = given["host"].partition(":")
-        if not name or (port and not (port.isascii() and port.isdigit())):
-            raise WiringError(f"--host: {given['host']!r} is no name or name:port")
-        found |= {"host": name, **({"port": int(port)} if port else {})}
+        found |= _checked("host", partial(_host, form), given["host"])
     if given["selector"]:
-        pairs = [tuple(each.split("=", 1)) for each in given["selector"]]
-        if wrong := [pair[0] for pair in pairs if len(pair) != 2 or not all(pair)]:
-            raise WiringError(f"--selector: expected LABEL=VALUE, got {wrong[0]!r}")
+        pairs = [_checked("selector", names.selector, each) for each in given["selector"]]
+        if twice := sorted(name for name, times in Counter(name for name, _ in pairs).items() if times > 1):
+            raise WiringError(f"--selector: named twice: {', '.join(twice)}")
+        if given["gateway"] is not None:
+            raise WiringError("--gateway and --selector: pods are found by their labels or by their Gateway; give one")
         found["selector"] = tuple(pairs)
     return Place(**found)
 
 
-def _address(option: str, text: str) -> tuple[str, int]:
+def _checked(option: str, check: Callable[[str], T], text: str) -> T:
+    """Raises WiringError, which names the option."""
     try:
-        at = HostPort.parse(text)
+        return check(text)
     except ValueError as error:
         raise WiringError(f"--{option.replace('_', '-')}: {error}") from error
-    return at.host, at.port
+
+
+def _service(form: str, text: str) -> Address:
+    at = HostPort.parse(text)
+    host = names.service(at.host)
+    if form == "istio" and ("." not in host or host.endswith(".svc")):
+        raise ValueError(
+            f"{shown(host)}: Istio names its cluster by the whole name; give service.namespace.svc.cluster.local"
+        )
+    return host, at.port
+
+
+def _host(form: str, text: str) -> dict[str, Any]:
+    """Name and port of the virtual host."""
+    name, colon, port = text.partition(":")
+    if form != "istio":
+        if colon:
+            raise ValueError(f"{shown(text)}: with a port only in the form istio; a Gateway's listener has the port")
+        return {"host": names.hostname(name)}
+    usable = port.isascii() and port.isdigit() and len(port) <= _DIGITS and 0 < int(port) <= _HIGHEST_PORT
+    if not name or (colon and not usable):
+        raise ValueError(f"{shown(text)} is no name or name:port, with a port of 1 to {_HIGHEST_PORT}")
+    return {"host": names.istio_host(name), **({"port": int(port)} if colon else {})}
+
+
+def _folder(text: str) -> str:
+    if not text.startswith("/") or not text.isprintable():
+        raise ValueError(
+            f"{shown(text)} is no whole path: Envoy would look for it in the folder that it was started in; give it "
+            "from the root, like /etc/envoy/xds"
+        )
+    return text

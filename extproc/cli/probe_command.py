@@ -5,6 +5,7 @@ It is run every few seconds beside the service, so it imports little: the standa
 from __future__ import annotations
 
 import http.client
+import re
 import socket
 import ssl
 import sys
@@ -46,7 +47,7 @@ def probe(
     if at.scheme == "http" and (ca or insecure or certificate or key):
         raise click.UsageError("--ca, --insecure, --certificate and --key are for https:// addresses")
     try:
-        click.echo(f"{url}: {_ask(at, tls, timeout)}")
+        click.echo(f"{url}: {_ask(at, tls, certificate, timeout)}")
     except _UnansweredError as error:
         click.echo(f"{url}: {error}", err=True)
         sys.exit(1)
@@ -85,8 +86,17 @@ def _no_password() -> str:
     raise ValueError("the key has a password; give one without")
 
 
-def _ask(at: SplitResult, tls: ssl.SSLContext | None, timeout: float) -> str:
-    """What a good answer says. Raises _UnansweredError."""
+def _hint(tls: ssl.SSLContext | None, own: Path | None) -> str:
+    """What to look at where it hangs up."""
+    if tls is None:
+        return "is it an https:// address?"
+    if own is None:
+        return "if it asks clients for a certificate (client_ca), give one: --certificate and --key"
+    return f"does it believe {own} (--certificate)? See client_ca there"
+
+
+def _ask(at: SplitResult, tls: ssl.SSLContext | None, own: Path | None, timeout: float) -> str:
+    """What a good answer says. `own`: the certificate that we show. Raises _UnansweredError."""
     host = at.hostname or ""
     connection: http.client.HTTPConnection
     if tls is not None:
@@ -102,8 +112,16 @@ def _ask(at: SplitResult, tls: ssl.SSLContext | None, timeout: float) -> str:
         raise _UnansweredError(
             f"its certificate is not believed: {error.verify_message}; name the authority (--ca), or --insecure"
         ) from None
+    except (
+        ConnectionResetError,
+        BrokenPipeError,
+        ssl.SSLEOFError,
+    ):  # how one sees its refusal who shows no certificate
+        what = "the connection was closed in place of an answer"
+        raise _UnansweredError(f"{what}; {_hint(tls, own)}") from None
     except ssl.SSLError as error:
-        raise _UnansweredError(f"TLS failed: {error.reason or error}; does it speak TLS there?") from None
+        why = _hint(tls, own) if re.search("CERTIFICATE|UNKNOWN_CA", error.reason or "") else "does it speak TLS there?"
+        raise _UnansweredError(f"TLS failed: {error.reason or error}; {why}") from None
     except TimeoutError:
         raise _UnansweredError(f"no answer within {timeout:g} s") from None
     except ConnectionRefusedError:

@@ -21,7 +21,9 @@ def serve(path: Path | None, log_level: str, log_format: str | None) -> None:
     """Run the service in the foreground.
 
     Environment variables lie over the file: FAIRLANE__LISTEN__HTTP=0.0.0.0:9090 for the key http of listen, and so for
-    every key; values are YAML. Where they say all, no file is needed.
+    every key; values are YAML. Entries of a list have numbers from 0, null takes a name away, and a new name with
+    capitals is given in a mapping: FAIRLANE__TENANTS='{Team-A: {weight: 4}}'. docs/configuration.md has all the rules.
+    Where variables say all, no file is needed.
 
     SIGHUP reads the configuration file again; it is also read when it changes. A file that comes through a pipe is read
     once. SIGTERM or Ctrl-C drains the service: held requests go to another replica at once, answers under way may

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import os
 import shlex
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -256,11 +258,22 @@ Ctrl-C stops everything.
 
 
 def _called(command: str, stack: Stack) -> str:
-    """`fairlane ctl`, or `top`, as it is called for this stack. What the service asks of its callers (a token, a
-    certificate) is for those who asked for it."""
+    """`fairlane ctl`, or `top`, as it is called for this stack from the folder in which it was started. What the
+    service asks of its callers (a token, a certificate) is for those who asked for it."""
+    called = f"{_program()} {command}"
     at = stack.addresses.admin
     if at == DEFAULT_ADMIN:
-        return f"fairlane {command}"
+        return called
     if isinstance(at, UnixSocket):
         at = UnixSocket(str(stack.directory.absolute() / at.path))
-    return f"fairlane {command} --address {shlex.quote(str(at))}"
+    return f"{called} --address {shlex.quote(str(at))}"
+
+
+def _program() -> str:
+    """How this program is called from this folder: by its path when it lies below, since `make up` runs the one of
+    .venv, which is on nobody's PATH."""
+    # Not resolve(): it follows links, and .venv may be one.
+    started = Path(os.path.abspath(sys.argv[0]))  # noqa: PTH100
+    if started.name == "fairlane" and started.is_relative_to(Path.cwd()):
+        return shlex.quote(str(started.relative_to(Path.cwd())))
+    return "fairlane"

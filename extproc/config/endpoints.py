@@ -18,7 +18,15 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, TypeAdapter, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    ModelWrapValidatorHandler,
+    TypeAdapter,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from extproc.config.section import Section
 from extproc.config.units import IpPort, Seconds, shown
@@ -30,6 +38,13 @@ _KUBERNETES_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
 _PORT_NAME = re.compile(r"(?=[0-9-]*[a-z])[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
 
 Port = Annotated[int, Field(ge=1, le=65535)]
+_PORT_OF_SERVICE = {
+    "anyOf": [
+        {"type": "integer", "minimum": 1, "maximum": 65535},
+        {"type": "string", "pattern": "^(?=[0-9-]*[a-z])[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"},
+    ]
+}
+PortOfService = Annotated[int | str, WithJsonSchema(_PORT_OF_SERVICE, mode="validation")]
 Text = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
@@ -99,7 +114,7 @@ class Kubernetes(Section):
     service: str | None = None
     selector: Text | None = None  # of labels of EndpointSlices, as in `kubectl get endpointslices -l`
     namespace: str | None = None  # none: Fairlane's own, or the kubeconfig's
-    port: int | str | None = None  # of the pods, by number or name; none: the only one
+    port: PortOfService | None = None  # of the pods, by number or name; none: the only one
     kubeconfig: Text | None = None  # none: Fairlane runs in the cluster
     context: Text | None = None  # of the kubeconfig; none: its current one
 

@@ -276,7 +276,7 @@ def _value(name: str, text: str) -> Any:
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
         what = "has a key twice" if "stands there twice" in str(error) else "is not YAML"
         raise _error(
-            [f"{told}: its value {what}{where}; a text that begins with one of * & ! % @ ` or has ': ' needs quotes"]
+            [f"{told}: its value {what}{where}; text that begins with one of * & ! % @ ` [ {{ or has ': ' needs quotes"]
         ) from None
 
 

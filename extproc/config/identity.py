@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
 
 from extproc.config.scheduling import Bytestring
 from extproc.config.section import Section
@@ -45,6 +45,7 @@ def is_digest(text: object) -> bool:
 
 
 TenantName = Annotated[str, AfterValidator(_tenant)]
+Digest = Annotated[str, WithJsonSchema({"type": "string", "pattern": "^[0-9a-f]{64}$"}, mode="validation")]
 Path = Annotated[list[Bytestring], Field(min_length=1, max_length=8)]
 Patterns = Annotated[dict[Bytestring, Bytestring], Field(min_length=1, max_length=1000)]
 
@@ -100,7 +101,7 @@ class ApiKeySource(Section):
     """A bearer token, looked up by its SHA-256. The key itself is never stored, logged or passed on."""
 
     header: Bytestring = "authorization"
-    sha256: Annotated[dict[str, TenantName], Field(min_length=1)] | None = None  # hex digest -> name
+    sha256: Annotated[dict[Digest, TenantName], Field(min_length=1)] | None = None  # hex digest -> name
     file: Annotated[str, Field(min_length=1, max_length=4096)] | None = None  # of hex digest -> tenant, class, classes
 
     @field_validator("sha256", mode="before")

@@ -1,8 +1,9 @@
 """The JSON Schema of `fairlane.yaml`, for editors: what `Config` takes, as users write it.
 
 It is made of the model. What the model takes, the schema takes: YAML's `off` for the word, a number in quotes, the
-short forms of endpoints. What the model refuses by type or by a bound of one value, the schema refuses; what only
-several values say together (a rank given twice, a pick that mixes pools up) is for `fairlane check-config`.
+short forms of endpoints. What the model refuses by type or by a bound of one value, the schema refuses, and two or none
+of keys of which exactly one is to be given; what else several values say together (a rank given twice, a pick that
+mixes pools up) is for `fairlane check-config`.
 
 Dialect: JSON Schema 2020-12.
 """
@@ -15,7 +16,8 @@ from typing import Any, ClassVar
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaValue
 from pydantic_core import core_schema
 
-from extproc.config.endpoints import Endpoints, File
+from extproc.config.endpoints import Dns, Endpoints, File, Kubernetes
+from extproc.config.identity import ApiKeySource, ClaimSource, ClassSource, Source
 from extproc.config.model import Config
 from extproc.config.patch import plain_number
 from extproc.config.section import Section
@@ -27,6 +29,22 @@ _NUMBER_TEXT = r"^\s*[+-]?([iI][nN][fF]([iI][nN][iI][tT][yY])?|[nN][aA][nN]|[0-9
 _SWITCH_TEXT = (
     r"^\s*([01]|[tTfFyYnN]|[oO][nN]|[oO][fF][fF]|[tT][rR][uU][eE]|[fF][aA][lL][sS][eE]|[yY][eE][sS]|[nN][oO])\s*$"
 )
+
+_GIVEN = {"not": {"type": "null"}}
+# Keys of which exactly one is given; null gives none.
+_ONE_OF: dict[type[Section], tuple[str, ...]] = {
+    Endpoints: tuple(Endpoints.model_fields),
+    Kubernetes: ("service", "selector"),
+    ClaimSource: ("path", "paths"),
+    ApiKeySource: ("sha256", "file"),
+    Source: tuple(Source.model_fields),
+    ClassSource: tuple(ClassSource.model_fields),
+}
+_PORT_BY_RECORD = {
+    "if": {"required": ["record"], "properties": {"record": {"const": "srv"}}},
+    "then": {"properties": {"port": {"type": "null"}}},
+    "else": {"required": ["port"], "properties": {"port": _GIVEN}},
+}
 
 
 def json_schema(descriptions: Descriptions | None = None) -> dict[str, Any]:
@@ -55,6 +73,13 @@ class _Generator(GenerateJsonSchema):
     def bool_schema(self, schema: core_schema.BoolSchema) -> JsonSchemaValue:
         return {"anyOf": [super().bool_schema(schema), {"enum": [0, 1]}, {"type": "string", "pattern": _SWITCH_TEXT}]}
 
+    def dict_schema(self, schema: core_schema.DictSchema) -> JsonSchemaValue:
+        """Pydantic lets names that do not match the pattern of the keys pass, with any value."""
+        found = super().dict_schema(schema)
+        for pattern, inside in found.pop("patternProperties", {}).items():
+            found |= {"propertyNames": {"pattern": pattern}, "additionalProperties": inside}
+        return found
+
     def literal_schema(self, schema: core_schema.LiteralSchema) -> JsonSchemaValue:
         """YAML reads `off` and `on` as switches, and `Section` takes them back for the words."""
         words = list(schema["expected"])
@@ -77,6 +102,10 @@ class _Generator(GenerateJsonSchema):
             default = defaults.get(key)
             if default is not None and not isinstance(default, dict):  # sections have the defaults of their keys
                 inside["default"] = _plain(default)
+        if section in _ONE_OF:
+            found["oneOf"] = [{"required": [key], "properties": {key: _GIVEN}} for key in _ONE_OF[section]]
+        if section is Dns:
+            found |= _PORT_BY_RECORD
         if section is Endpoints:  # or the list alone
             return {"anyOf": [found["properties"]["static"]["anyOf"][0], found]}
         if section is File:  # or the path alone

@@ -13,7 +13,7 @@ from extproc.config.identity import Identity
 from extproc.config.names import name_fault
 from extproc.config.recording import Recording
 from extproc.config.requests import Requests
-from extproc.config.scheduling import ALL, NAME, Class, Pool, Tenant, check_tree
+from extproc.config.scheduling import ALL, NAME, NAME_TEXT, Class, Pool, Tenant, check_tree
 from extproc.config.schema import meant
 from extproc.config.section import Section
 from extproc.config.served import Served
@@ -52,7 +52,9 @@ class Config(Section):
     listen: Listen = Listen()
     admin: Administration = Administration()
     identity: Identity = Identity()
-    classes: dict[str, Class] = Field(default_factory=lambda: dict(_CLASSES))
+    classes: dict[str, Class] = Field(
+        default_factory=lambda: dict(_CLASSES), json_schema_extra={"minProperties": 1, "propertyNames": NAME_TEXT}
+    )
     default_class: str = "default"
     tenants: dict[str, Tenant] = Field(default_factory=dict)
     pools: Annotated[list[Pool], Field(min_length=1)]

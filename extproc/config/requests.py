@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, WithJsonSchema, field_validator
 
 from extproc.config.section import Section
-from extproc.config.units import Bytes
+from extproc.config.units import Bytes, size_text, written_size
 
 # What makes an engine work: OpenAI's, Anthropic's and TGI's ways to ask for it.
 QUEUED_PATHS = (
@@ -25,17 +25,31 @@ QUEUED_PATHS = (
     "/generate_stream",
 )
 
+# A body comes in one message of gRPC, whose length is an int32, and there are headers around it (`edge.server`).
+LARGEST_BODY = 2043 * 1024**2
+
+QueuedPath = Annotated[str, WithJsonSchema({"type": "string", "pattern": r"^\*?/[^*?#]*$"}, mode="validation")]
+
 
 class Requests(Section):
     """`pass`: forwarded as they came; those that might run on an engine all the same wait their turn like any other."""
 
-    queued: Annotated[list[str], Field(min_length=1, max_length=200)] = Field(default_factory=lambda: [*QUEUED_PATHS])
+    queued: Annotated[list[QueuedPath], Field(min_length=1, max_length=200)] = Field(
+        default_factory=lambda: [*QUEUED_PATHS]
+    )
     malformed: Literal["pass", "reject"] = "pass"
     unknown_model: Literal["pass", "reject"] = "pass"
-    max_body: Bytes = 32 * 1024**2
+    max_body: Annotated[Bytes, size_text(LARGEST_BODY)] = 32 * 1024**2
     max_buffered: Bytes = 1024**3  # of all bodies that Fairlane has in its own memory (profiles body and duplex)
     max_streams: Annotated[int, Field(ge=1, le=1_000_000)] = 50_000  # open at a time, one for each request
     include_usage: Literal["leave", "inject"] = "leave"
+
+    @field_validator("max_body")
+    @classmethod
+    def _one_message(cls, value: int) -> int:
+        if value > LARGEST_BODY:
+            raise ValueError(f"must be at most {written_size(LARGEST_BODY)}: gRPC has no longer messages")
+        return value
 
     @field_validator("queued")
     @classmethod

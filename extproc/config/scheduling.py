@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, JsonValue, WithJsonSchema, field_validator, model_validator
 
 from extproc.config.endpoints import Endpoints
 from extproc.config.metrics import Metrics
@@ -33,6 +33,8 @@ from extproc.core.model import (
 from extproc.core.model import Pick as PickBy
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
+# the same for `json_schema`
+NAME_TEXT: dict[str, JsonValue] = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"}
 ALL = "*"
 _HEADER = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110's token, in lower case
 # Envoy gives up on a silent processor after 3600 s at most (ext_proc message_timeout).
@@ -227,7 +229,7 @@ class Pick(Section):
 
 
 class Pool(Section):
-    name: str
+    name: Annotated[str, WithJsonSchema(NAME_TEXT, mode="validation")]
     models: Annotated[list[Bytestring], Field(min_length=1)]
     aliases: dict[Bytestring, Bytestring] = Field(default_factory=dict)  # name in requests -> what the engine is told
     adapters: list[Bytestring] = Field(default_factory=list)  # LoRA adapters; "x*": all whose names begin with x

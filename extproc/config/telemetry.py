@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field, WithJsonSchema, field_validator
 
 from extproc.config.names import name_fault
 from extproc.config.section import Section
@@ -41,11 +41,20 @@ class RequestLog(Section):
     )
 
 
+Collector = Annotated[
+    str,
+    WithJsonSchema(
+        {"type": "string", "pattern": r"^[hH][tT][tT][pP][sS]?://\S+$", "examples": ["http://collector:4317"]},
+        mode="validation",
+    ),
+]
+
+
 class Traces(Section):
     """Spans over OTLP. Needs the extra `otel`. Headers, such as credentials, come from the standard environment
     variables (OTEL_EXPORTER_OTLP_HEADERS)."""
 
-    otlp: str | None = None  # "http://collector:4317"; None: off
+    otlp: Collector | None = None  # "http://collector:4317"; None: off
     protocol: Literal["grpc", "http"] = "grpc"
     # Of the requests that come without a trace of their own; one that has one goes by its sampled flag.
     sample: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01
@@ -60,7 +69,11 @@ class Traces(Section):
             port = parts.port
         except ValueError as error:
             raise ValueError(f"{shown(value)} is no address: {error}") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname or any(c.isspace() for c in value):
+        if (
+            parts.scheme not in ("http", "https")
+            or not parts.hostname
+            or any(c == " " or not c.isprintable() for c in value)
+        ):
             raise ValueError(f"must be like http://collector:4317 or https://collector:4318, not {shown(value)}")
         if port == 0 or parts.query or parts.fragment:
             raise ValueError("must have a scheme, a host, a port and, with protocol http, a path; nothing else")

@@ -19,6 +19,7 @@ _LONGEST_S = 366 * 24 * 3600.0
 _SIZE = re.compile(r"^\s*(\d+)\s*(B|KiB|MiB|GiB)\s*$", re.ASCII)
 _HOST_PORT = re.compile(r"^([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?\]):([0-9]{1,5})\Z")
 _BYTES = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+_LARGEST_SIZE = 1024**5
 UNIX = "unix:"
 _LONGEST_SOCKET = 107
 _SHOWN = 200  # characters
@@ -55,7 +56,11 @@ def _size(value: object) -> int:
     match = _SIZE.match(value) if isinstance(value, str) else None
     if match is None:
         raise ValueError(f"expected a size with its unit, like 32MiB or 2GiB, not {shown(value)}")
-    return int(match[1]) * _BYTES[match[2]]
+    digits = match[1].lstrip("0") or "0"
+    # Python refuses to read numbers of thousands of digits
+    if len(digits) > len(str(_LARGEST_SIZE)) or int(digits) * _BYTES[match[2]] > _LARGEST_SIZE:
+        raise ValueError(f"{shown(value)} is more than any memory or disk here: at most {written_size(_LARGEST_SIZE)}")
+    return int(digits) * _BYTES[match[2]]
 
 
 def written_duration(seconds: float) -> str:
@@ -122,7 +127,27 @@ def _text(pattern: str, *examples: str) -> WithJsonSchema:
     return WithJsonSchema({"type": "string", "pattern": pattern, "examples": [*examples]}, mode="validation")
 
 
-_HOST_PORT_TEXT = r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]):[0-9]{1,5}$"
+def at_most(largest: int) -> str:
+    """A pattern of the whole numbers from 1 to `largest`, zeros before them allowed."""
+    digits = str(largest)
+    same_length = []
+    for place, digit in enumerate(digits):
+        least = 0 if place else 1
+        if int(digit) > least:
+            rest = len(digits) - place - 1
+            same_length.append(f"{digits[:place]}[{least}-{int(digit) - 1}]" + (f"[0-9]{{{rest}}}" if rest else ""))
+    shorter = [f"[1-9][0-9]{{0,{len(digits) - 2}}}"] if len(digits) > 1 else []
+    return f"0*({'|'.join([digits, *same_length, *shorter])})"
+
+
+def size_text(largest: int) -> WithJsonSchema:
+    """Of a size of at most that many bytes."""
+    units = "|".join(rf"{at_most(largest // size)}\s*{unit}" for unit, size in _BYTES.items() if size <= largest)
+    return _text(rf"^\s*({units}|0+\s*(B|KiB|MiB|GiB))\s*$", "32MiB", "2GiB")
+
+
+_PORT_TEXT = at_most(65535)
+_HOST_PORT_TEXT = rf"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]):{_PORT_TEXT}$"
 
 Seconds = Annotated[
     float,
@@ -134,7 +159,7 @@ Bytes = Annotated[
     int,
     BeforeValidator(_size),
     PlainSerializer(written_size, when_used="json-unless-none"),
-    _text(r"^\s*[0-9]+\s*(B|KiB|MiB|GiB)\s*$", "32MiB", "2GiB"),
+    size_text(_LARGEST_SIZE),
 ]
 HostPort = Annotated[str, BeforeValidator(_host_port), _text("^" + _HOST_PORT_TEXT, "127.0.0.1:9090", "[::1]:9090")]
 ListenAddress = Annotated[  # host:port, or unix:path
@@ -145,7 +170,7 @@ ListenAddress = Annotated[  # host:port, or unix:path
 IpPort = Annotated[
     str,
     BeforeValidator(ip_port),
-    _text(r"^([0-9.]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}$", "10.0.0.11:8000", "[fd00::11]:8000"),
+    _text(rf"^([0-9.]+|\[[0-9A-Fa-f:.]+\]):{_PORT_TEXT}$", "10.0.0.11:8000", "[fd00::11]:8000"),
 ]
 
 

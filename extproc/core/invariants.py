@@ -9,6 +9,7 @@ from extproc.core.dispatch import first_turn, next_release, turns
 from extproc.core.model import INSIDE, State
 from extproc.core.preemption import may_be_evicted
 from extproc.core.scheduler import Scheduler
+from extproc.core.sorted_blocks import iterate
 
 _ALIVE = INSIDE | {State.QUEUED, State.ENDED}
 
@@ -35,6 +36,7 @@ def check(scheduler: Scheduler, now: float) -> None:
         _equal(f"slots of {cls.policy.name}", cls.queue.in_flight, sum(r.slots for r in mine if r.state in INSIDE))
         unsettled = sum(r.state is not State.QUEUED and not r.settled for r in mine)
         _equal(f"open of {cls.policy.name}", sum(leaf.open for leaf in cls.queue.leaves()), unsettled)
+    _buckets(scheduler)
     for window in scheduler.windows.values():
         here = [r for r in inside if r.endpoint == window.endpoint]
         _equal(f"in flight of {window.endpoint}", window.in_flight, sum(r.slots for r in here))
@@ -51,6 +53,16 @@ def check(scheduler: Scheduler, now: float) -> None:
     _equal("may be evicted", set(scheduler.preemption.candidates), candidates if scheduler.preempts else set())
     if scheduler.looked and not scheduler.paused:
         _nothing_waits_that_could_go(scheduler, now)
+
+
+def _buckets(scheduler: Scheduler) -> None:
+    """Each one that has no members, and no other, is listed by the time at which it is full."""
+    listed = list(iterate(scheduler.buckets.listed))
+    _equal("buckets in order", listed, sorted(listed))
+    _equal("buckets that are listed", len(listed), scheduler.buckets.alone)
+    lonely = {path: bucket.alone for path, bucket in scheduler.buckets.by_path.items() if not bucket.members}
+    _equal("buckets without members", {key[2].path: key for key in listed}, lonely)
+    _equal("when they are full", [key[0] for key in listed], [key[2].full_at() for key in listed])
 
 
 def _nothing_waits_that_could_go(scheduler: Scheduler, now: float) -> None:

@@ -75,6 +75,8 @@ def retire(scheduler: Scheduler, cls: ClassQueue) -> None:
         scheduler.classes = [c for c in scheduler.classes if c is not cls]
         del scheduler.by_name[cls.policy.name]
         scheduler.derive()
+        if not scheduler.preempts:  # it was the last that others would have been evicted for, or might have been
+            scheduler.preemption.candidates.clear()
 
 
 def _resume(scheduler: Scheduler, now: float) -> None:
@@ -86,11 +88,7 @@ def _resume(scheduler: Scheduler, now: float) -> None:
 
 def _change_rates(scheduler: Scheduler) -> None:
     """Also of buckets of tenants that have nobody in the tree just now: the door asks them too (`admission`)."""
-    buckets = scheduler.buckets
-    for path, bucket in buckets.by_path.items():
-        tenant = scheduler.policy.tenant(path)
-        if not bucket.members and tenant.rate is not None:
-            bucket.reconfigure(tenant.rate, tenant.rate_burst, buckets.now)
+    scheduler.buckets.change_alone(scheduler.policy.tenant)
 
 
 def _measure_headroom(scheduler: Scheduler, now: float) -> None:

@@ -11,16 +11,20 @@ A bucket belongs to the path of a node and is shared by the queues of all classe
 `members` are the nodes that it holds up, with the queue of each, which is told of every change.
 
 Left out: a rate per class. A bucket without members is kept until it is full again, so that leaving and
-coming back gains nothing.
+coming back gains nothing. Of these there are `MAX_ALONE` at most: beyond it the one that would be full soonest is
+forgotten, which forgives it what it still lacks. To have a debt forgiven, so many names have to be in deeper debt.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
+from collections.abc import Callable
 from typing import Protocol
 
 from extproc.core.model import TenantPolicy
+from extproc.core.sorted_blocks import build, insert, remove
+
+MAX_ALONE = 50_000  # buckets of a pool that nobody has anything in and that are not full
 
 
 class Member(Protocol):
@@ -33,7 +37,7 @@ class Member(Protocol):
 class Bucket:
     """Tokens of one node path. Times are seconds, amounts cost units."""
 
-    __slots__ = ("at", "burst", "level", "members", "path", "rate", "ready_at")
+    __slots__ = ("alone", "at", "burst", "level", "members", "path", "rate", "ready_at")
 
     def __init__(self, path: str, rate: float, burst: float, now: float) -> None:
         self.path = path
@@ -43,6 +47,7 @@ class Bucket:
         self.at = now
         self.ready_at = -math.inf  # from when something may go
         self.members: dict[object, Member] = {}
+        self.alone: AloneKey | None = None  # its entry among those without members
 
     def level_at(self, now: float) -> float:
         return min(self.burst, self.level + self.rate * max(0.0, now - self.at))
@@ -77,15 +82,19 @@ class Bucket:
             self.ready_at = math.nextafter(self.at - level / self.rate, math.inf)
 
 
+AloneKey = tuple[float, int, Bucket]  # when it is full, a number of its own
+
+
 class Buckets:
     """The buckets of a pool, by path of their node. `now` is the last time that any queue was told."""
 
-    __slots__ = ("_alone", "_count", "by_path", "now")
+    __slots__ = ("_count", "alone", "by_path", "listed", "now")
 
     def __init__(self) -> None:
         self.now = -math.inf
         self.by_path: dict[str, Bucket] = {}  # public to read
-        self._alone: list[tuple[float, int, Bucket]] = []  # without members, by the time at which they are full
+        self.listed: list[list[AloneKey]] = []  # those without members, by the time at which they are full
+        self.alone = 0  # how many these are
         self._count = 0
 
     def __len__(self) -> int:
@@ -103,14 +112,21 @@ class Buckets:
         if bucket is None:
             bucket = self.by_path[path] = Bucket(path, policy.rate, policy.rate_burst, self._time())
         else:
+            self._not_alone(bucket)
             bucket.reconfigure(policy.rate, policy.rate_burst, self._time())
         bucket.members[node] = queue
         return bucket
 
     def leave(self, bucket: Bucket, node: object) -> None:
         bucket.members.pop(node, None)
-        if not bucket.members:
-            self._wait_alone(bucket)
+        if bucket.members or bucket.alone is not None:
+            return
+        self._count += 1
+        bucket.alone = (bucket.full_at(), self._count, bucket)
+        insert(self.listed, bucket.alone)
+        self.alone += 1
+        if self.alone > MAX_ALONE:
+            self._forget_first()
 
     def take(self, bucket: Bucket, amount: float) -> None:
         """Takes (or gives back) now, and tells all that it holds up."""
@@ -118,25 +134,39 @@ class Buckets:
         for node, queue in list(bucket.members.items()):
             queue.reconsider(node)
 
+    def change_alone(self, tenant: Callable[[str], TenantPolicy]) -> None:
+        """Tell those without members what their policy is now. Those with members are told as their nodes join anew.
+        O(n log n)."""
+        keys = []
+        for bucket in self.by_path.values():
+            if bucket.alone is not None:
+                policy = tenant(bucket.path)
+                if policy.rate is not None:
+                    bucket.reconfigure(policy.rate, policy.rate_burst, self._time())
+                bucket.alone = (bucket.full_at(), bucket.alone[1], bucket)
+                keys.append(bucket.alone)
+        self.listed = build(keys)
+
     def _time(self) -> float:
         return self.now if self.now > -math.inf else 0.0
 
-    def _wait_alone(self, bucket: Bucket) -> None:
-        self._count += 1
-        heapq.heappush(self._alone, (bucket.full_at(), self._count, bucket))
+    def _not_alone(self, bucket: Bucket) -> None:
+        if bucket.alone is not None:
+            remove(self.listed, bucket.alone)
+            bucket.alone = None
+            self.alone -= 1
 
     def _drop_full(self) -> None:
         """A few at a time: for each that joins, two that nobody needs may go."""
         for _ in range(2):
-            if not self._alone or self._alone[0][0] > self.now:
+            if not self.listed or self.listed[0][0][0] > self.now:
                 return
-            bucket = heapq.heappop(self._alone)[2]
-            if bucket.members or self.by_path.get(bucket.path) is not bucket:
-                continue
-            if bucket.full_at() > self.now:
-                self._wait_alone(bucket)
-            else:
-                del self.by_path[bucket.path]
+            self._forget_first()
+
+    def _forget_first(self) -> None:
+        bucket = self.listed[0][0][2]
+        self._not_alone(bucket)
+        del self.by_path[bucket.path]
 
 
 def check_rate(path: str, policy: TenantPolicy) -> None:

@@ -41,14 +41,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
-import structlog
-
 from extproc.core.events import Arrive, Effect, Event, Refuse, Release
 from extproc.core.model import Pick, PoolPolicy, Sample
+from extproc.edge.fault_lines import FaultLines
 from extproc.edge.recorder import Recorder, SchedulerJournal
 from extproc.edge.scheduler_driver import Interrupted, Outcome, SchedulerDriver
-
-log = structlog.get_logger()
 
 MARK = "~"  # behind the pool's name; no pool's name has one
 AT_ONCE, LATER, ENDED_FIRST = "released_at_once", "released_later", "ended_first"
@@ -108,6 +105,7 @@ class Observer(SchedulerDriver):
         self._on_change = on_change
         self._passing: dict[str, int] = {}  # requests whose answer is not over -> slots
         self._slots = 0  # of these
+        self._own_faults = FaultLines("observer_fault", self.now)
 
     @property
     def passing(self) -> int:
@@ -127,7 +125,7 @@ class Observer(SchedulerDriver):
             waiter = self.arrive(event)
         except Exception:
             self._reports_to.fault("observer")
-            log.exception("observer_fault", pool=self._pool)
+            self._own_faults.exception(pool=self._pool)
             return
         finally:  # afterwards, since the first one to come to an idle pool wakes the readers
             self._passing[event.id] = event.n
@@ -151,7 +149,7 @@ class Observer(SchedulerDriver):
             super().reconfigure(as_observed(policy))
         except Exception:
             self._reports_to.fault("observer")
-            log.exception("observer_fault", pool=self._pool)
+            self._own_faults.exception(pool=self._pool)
 
     def _apply(self, event: Event) -> None:
         super()._apply(event)

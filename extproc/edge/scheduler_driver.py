@@ -40,6 +40,7 @@ from extproc.core.model import PoolPolicy, Sample, State
 from extproc.core.reasons import Reason
 from extproc.core.scheduler import Scheduler
 from extproc.core.windows import Stance
+from extproc.edge.fault_lines import FaultLines
 from extproc.edge.recorder import SchedulerJournal, SchedulerRecorder, Tape
 
 log = structlog.get_logger()
@@ -95,6 +96,7 @@ class SchedulerDriver:
         self._evict: dict[str, Callable[[Evict], object]] = {}  # how to tell a request inside that it must leave
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
+        self._faults = FaultLines("scheduler_fault", self.now)
         self._changed = asyncio.Event()  # set at the end of each stream
         self._on_busy: dict[str, Callable[[], None]] = {}
         self._on_release: dict[str, Callable[[], None]] = {}
@@ -249,7 +251,7 @@ class SchedulerDriver:
             self._apply(event)
         except Exception:
             self._recorder.fault("scheduler")
-            log.exception("scheduler_fault", pool=self.name, event_type=type(event).__name__)
+            self._faults.exception(pool=self.name, event_type=type(event).__name__)
             self._tell_the_lost()
             return False
         return True

@@ -31,6 +31,7 @@ from extproc.edge.crowd import Crowd
 from extproc.edge.driver import Interrupted, Outcome
 from extproc.edge.exchange import Context, Exchange, Metadata
 from extproc.edge.facts import Facts
+from extproc.edge.fault_lines import FaultLines
 from extproc.edge.gate import TRACE_HEADERS, Deny, Gate, Pass, Queue
 from extproc.edge.lenient import request_message
 from extproc.edge.observer import Observer
@@ -85,6 +86,7 @@ class ExternalProcessor:
         self._silence = Silence(_SILENCE_S, self._hang_up)
         self._hanging_up: set[asyncio.Task[None]] = set()
         self._crowd = Crowd(lambda: gate.rules.config.requests.max_streams)
+        self._faults, self._malformed = FaultLines("stream_fault"), FaultLines("stream_malformed")
 
     async def process(self, _: object, context: Context) -> None:
         crowd = self._crowd
@@ -131,11 +133,14 @@ class ExternalProcessor:
                 await self._follow(exchange, side, unread)
         except (asyncio.CancelledError, grpc.aio.AbortError):
             raise
-        except Exception:
+        except Exception as error:
             if context.done():
                 return  # Envoy went away between the verdict and the answer: there is nobody to tell
             self._recorder.fault("stream")
-            log.exception("stream_fault", answered=exchange.answered)
+            if isinstance(error, DecodeError):  # who sends such bytes is no Envoy, and may send them without end
+                self._malformed.warning(peer=context.peer(), answered=exchange.answered)
+            else:
+                self._faults.exception(answered=exchange.answered)
             if not exchange.answered:
                 with contextlib.suppress(grpc.aio.UsageError, DecodeError):  # the stream is over, or talks nonsense
                     await self._fail(exchange, side)

@@ -154,6 +154,14 @@ def _socket_address(at: Address) -> Data:
     return {"address": at[0], "port_value": at[1]}
 
 
+def is_here(host: str) -> bool:
+    """Whether it is the machine, or the pod, itself: a loopback address, every address, or localhost."""
+    if not is_ip(host):
+        return host.lower().rstrip(".") == "localhost"
+    ip = ipaddress.ip_address(host)
+    return ip.is_loopback or ip.is_unspecified
+
+
 def is_ip(host: str) -> bool:
     """Whether it is an address, and no name."""
     try:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from extproc.cli.main import main
 from extproc.config.load import ConfigError, from_data, parse_data
+from extproc.config.units import at_most
 
 ROOT = Path(__file__).parents[2]
 POOL: dict[str, Any] = {"name": "a", "models": ["m"], "endpoints": ["127.0.0.1:1"]}
@@ -39,9 +40,9 @@ def is_configuration(data: Any) -> bool:
 
 
 def sections(schema: Any) -> Iterator[dict[str, Any]]:
-    """Every part that has properties."""
+    """Every part that says which properties there are; conditions on them name no type."""
     if isinstance(schema, dict):
-        if "properties" in schema:
+        if "properties" in schema and schema.get("type") == "object":
             yield schema
         for each in schema.values():
             yield from sections(each)
@@ -135,6 +136,45 @@ def test_the_examples_of_the_documents(data: Any) -> None:
         ({"pools": [{**POOL, "endpoints": {"url": "a"}}]}, "$.pools[0].endpoints"),
         ({"pools": [{"name": "a"}]}, "$.pools[0]"),
         ({"telemetry": {"page": "maybe"}}, "$.telemetry.page"),
+        ({"listen": {"http": "a:0"}}, "$.listen.http"),
+        ({"listen": {"http": "a:65536"}}, "$.listen.http"),
+        ({"listen": {"admin": "a:99999"}}, "$.listen.admin"),
+        ({"requests": {"max_body": "2044MiB"}}, "$.requests.max_body"),
+        ({"requests": {"max_body": "2GiB"}}, "$.requests.max_body"),
+        ({"requests": {"max_buffered": "99999999999999999999GiB"}}, "$.requests.max_buffered"),
+        ({"recording": {"max_size": "1048577GiB"}}, "$.recording.max_size"),
+        ({"requests": {"queued": ["*"]}}, "$.requests.queued[0]"),
+        ({"requests": {"queued": ["/a?b"]}}, "$.requests.queued[0]"),
+        ({"telemetry": {"traces": {"otlp": "collector:4317"}}}, "$.telemetry.traces.otlp"),
+        ({"classes": {}}, "$.classes"),
+        ({"classes": {"a b": {"rank": 0, "priority": 0}}, "default_class": "a b"}, "$.classes"),
+        ({"pools": [{**POOL, "name": ""}]}, "$.pools[0].name"),
+        ({"pools": [{**POOL, "name": "a b"}]}, "$.pools[0].name"),
+        *(
+            ({"pools": [{**POOL, "endpoints": each}]}, "$.pools[0].endpoints")
+            for each in (
+                {},
+                {"file": None},
+                ["10.0.0.1:0"],
+                ["10.0.0.1:70000"],
+                {"file": "/f", "static": ["10.0.0.1:80"]},
+                {"dns": {"name": "a"}},
+                {"dns": {"name": "a", "record": "a", "port": None}},
+                {"dns": {"name": "a", "record": "srv", "port": 80}},
+                {"dns": {"name": "a", "port": 0}},
+                {"kubernetes": {}},
+                {"kubernetes": {"service": "a", "selector": "b=c"}},
+                {"kubernetes": {"service": "a", "port": 0}},
+                {"kubernetes": {"service": "a", "port": "80"}},
+            )
+        ),
+        *(
+            ({"identity": {"tenant": [each]}}, "$.identity.tenant[0]")
+            for each in ({}, {"header": "a", "certificate": {}}, {"header": None})
+        ),
+        ({"identity": {"tenant": [{"api_key": {}}]}}, "$.identity.tenant[0].api_key"),
+        ({"identity": {"tenant": [{"metadata": {}}]}}, "$.identity.tenant[0].metadata"),
+        ({"identity": {"class": [{"header": "a", "model": {"m": "default"}}]}}, "$.identity.class[0]"),
     ],
 )
 def test_what_is_refused(data: Any, place: str) -> None:
@@ -157,12 +197,42 @@ def test_what_is_refused(data: Any, place: str) -> None:
         {"listen": {"http": "[fe80::1%eth0]:80"}},
         {"shutdown": {"grace": " 1.5 m "}},
         {"pools": [{**POOL, "window": {"stalled_after": None}}]},
+        {"listen": {"http": "a:00080"}},
+        {"requests": {"max_body": " 02043 MiB\n"}},
+        {"requests": {"max_body": "2142240768B"}},
+        {"requests": {"max_body": "00B"}},
+        {"requests": {"max_buffered": "1048576GiB", "queued": ["*/", "/\n"]}},
+        {"recording": {"max_size": "1125899906842624B"}},
+        {"telemetry": {"traces": {"otlp": "HTTPS://[::1]:1/v1/traces"}}},
+        {"pools": [{**POOL, "endpoints": {"dns": {"name": "a", "record": "srv", "port": None}}}]},
+        {"pools": [{**POOL, "endpoints": {"dns": {"name": "a", "port": "80"}, "file": None}}]},
+        {"pools": [{**POOL, "endpoints": {"kubernetes": {"service": "a", "selector": None, "port": 80.0}}}]},
+        {"identity": {"tenant": [{"header": "a", "api_key": None}, {"api_key": {"file": "f", "sha256": None}}]}},
+        {"identity": {"class": [{"header": None, "path": {"*": "default"}}]}},
     ],
 )
 def test_what_is_taken_though_nobody_would_write_it(data: Any) -> None:
     data = {"pools": [POOL], **data}
     assert is_configuration(data)
     assert faults(data) == []
+
+
+def test_a_digest_that_is_none() -> None:
+    def with_key(digest: str) -> Any:
+        return {"pools": [POOL], "identity": {"tenant": [{"api_key": {"sha256": {digest: "a"}}}]}}
+
+    assert is_configuration(with_key("0f" * 32))
+    assert faults(with_key("0f" * 32)) == []
+    for digest in ("a key in plain text", "0F" * 32, "0f" * 31):
+        assert not is_configuration(with_key(digest))
+        assert faults(with_key(digest)) == ["$.identity.tenant[0].api_key"]
+
+
+@pytest.mark.parametrize("largest", [1, 2, 7, 9, 10, 11, 19, 20, 99, 100, 101, 409, 1999, 2043])
+def test_the_pattern_of_numbers_up_to_one(largest: int) -> None:
+    pattern = re.compile(f"^{at_most(largest)}$")
+    found = [number for number in range(largest * 11 + 20) if pattern.match(str(number))]
+    assert found == list(range(1, largest + 1))
 
 
 # -- whatever the configuration takes, the schema takes -------------------------------------------

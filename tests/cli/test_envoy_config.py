@@ -105,3 +105,81 @@ def test_what_cannot_be_says_why(arguments: list[str], said: str) -> None:
     assert result.exit_code == 1
     assert said in result.stderr
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize("option", ["--listener", "--envoy-admin"])
+@pytest.mark.parametrize("at", ["localhost:10000", "envoy.example:80", "[fe80::1%eth0]:80", "0.0.0.0", "1.2.3:80"])
+def test_envoy_listens_at_an_address(option: str, at: str) -> None:
+    result = run(*ENGINE, option, at)
+    assert result.exit_code == 2
+    assert f"Invalid value for '{option}': {at!r} is not ip:port, like 0.0.0.0:10000" in result.stderr
+    assert result.stdout == ""
+
+
+def test_envoy_listens_at_every_address_and_at_ipv6() -> None:
+    config = json.loads(run(*ENGINE, "--listener", "[::]:10000", "--envoy-admin", "0.0.0.0:9901").stdout)
+    (listener,) = config["static_resources"]["listeners"]
+    assert listener["address"]["socket_address"] == {"address": "::", "port_value": 10000}
+    assert config["admin"]["address"]["socket_address"] == {"address": "0.0.0.0", "port_value": 9901}
+
+
+@pytest.mark.parametrize("option", ["--ext-proc", "--engine-name"])
+@pytest.mark.parametrize("host", ["a b", "a\nb", "-a", "ä", "http://a"])
+def test_what_is_looked_up_is_a_name_in_dns(option: str, host: str) -> None:
+    result = run(*ENGINE, option, f"{host}:80")
+    assert result.exit_code == 2
+    assert f"Invalid value for '{option}': {host!r} is neither an address nor a name in DNS" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([*ENGINE, *ENGINE], "--engine, --engine-name: named twice: 10.0.0.1:8000"),
+        (["--engine", "[::1]:1", "--engine", "[0::1]:1"], "--engine, --engine-name: named twice: [::1]:1"),
+        (["--engine-name", "E.llm:1", "--engine-name", "e.llm:1"], "named twice: e.llm:1"),
+        ([*ENGINE, "--ext-proc", "f:1", "--ext-proc", "g:1", "--ext-proc", "f:1"], "--ext-proc: named twice: f:1"),
+    ],
+)
+def test_an_address_stands_there_once(options: list[str], said: str) -> None:
+    result = run(*options)
+    assert result.exit_code == 1
+    assert said in result.stderr
+    assert result.stdout == ""
+
+
+OBJECTS = "istio, envoy-gateway, kgateway"
+
+
+@pytest.mark.parametrize("form", ["static", "xds", "istio", "envoy-gateway", "kgateway"])
+@pytest.mark.parametrize(
+    ("option", "value", "takers"),
+    [
+        ("--listener", "127.0.0.1:10000", "static, xds"),  # its default, and given all the same
+        ("--envoy-admin", "127.0.0.1:9901", "static, xds"),
+        ("--engine", "10.0.0.9:8000", "static, xds"),
+        ("--engine-name", "e.llm:8000", "static, xds"),
+        ("--namespace", "llm", OBJECTS),
+        ("--gateway", "llm", OBJECTS),
+        ("--host", "llm.example.com", OBJECTS),
+        ("--engines-service", "vllm.llm.svc.cluster.local:8000", OBJECTS),
+        ("--fairlane-service", "fairlane.fairlane.svc.cluster.local:50051", OBJECTS),
+        ("--gateway-listener", "http", "envoy-gateway, kgateway"),
+        ("--selector", "istio=ingressgateway", "istio"),
+        ("--folder", "/etc/envoy", "xds"),
+    ],
+)
+def test_a_form_refuses_what_it_would_not_look_at(
+    form: str, option: str, value: str, takers: str, fairlane_yaml: str
+) -> None:
+    # enough for every form to be made
+    options = ["--form", form, "--profile", "body", "--facts", "none", "--usage", "stream", "--config", fairlane_yaml]
+    Path(fairlane_yaml).write_text(Path(fairlane_yaml).read_text().replace("priority_via: body", "pick: {by: envoy}"))
+    if form in OBJECTS and option != "--fairlane-service":
+        options += ["--fairlane-service", "fairlane.fairlane.svc.cluster.local:50051"]
+    result = run(*options, option, value)
+    if form in takers.split(", "):
+        assert result.exit_code == 0, result.stderr
+    else:
+        assert result.exit_code == 1
+        assert f"{option}: the form {form} has no use for it, only {takers}; leave it out" in result.stderr
+        assert result.stdout == ""

@@ -124,6 +124,23 @@ def test_nobody_listens() -> None:
     assert result.stderr == f"http://127.0.0.1:{port}/readyz: {why}\n"
 
 
+def test_a_connection_that_is_closed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def close() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65536)
+
+        thread = threading.Thread(target=close)
+        thread.start()
+        result = probe(f"http://127.0.0.1:{port}/")
+        thread.join()
+    why = "the connection was closed in place of an answer; is it an https:// address?"
+    assert (result.exit_code, result.stderr) == (1, f"http://127.0.0.1:{port}/: {why}\n")
+
+
 def test_silence_ends() -> None:
     with answering(b"") as server:
         result = probe(f"http://127.0.0.1:{server.port}/", "--timeout", "0.2")
@@ -212,6 +229,13 @@ def test_a_server_that_wants_a_certificate_gets_one(tmp_path: Path) -> None:
         result = probe(url, "--ca", str(certificate))
         assert result.exit_code == 1
         assert result.stderr.startswith(f"{url}: ")
+        assert result.stderr.endswith(
+            "if it asks clients for a certificate (client_ca), give one: --certificate and --key\n"
+        )
+        strange, strange_key = made(tmp_path, "strange", at="127.0.0.1")
+        result = probe(url, "--ca", str(certificate), "--certificate", str(strange), "--key", str(strange_key))
+        assert result.exit_code == 1
+        assert f"does it believe {strange} (--certificate)?" in result.stderr
 
 
 def test_https_where_none_is_spoken() -> None:

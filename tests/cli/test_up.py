@@ -69,6 +69,26 @@ def test_up_takes_a_socket_for_the_admin_port_and_says_how_to_reach_it(tmp_path:
         assert addresses.admin == UnixSocket(listen)
 
 
+@pytest.mark.parametrize(
+    ("started", "called"),
+    [
+        (".venv/bin/fairlane", ".venv/bin/fairlane"),
+        ("{cwd}/a b/fairlane", "'a b/fairlane'"),
+        ("/usr/bin/fairlane", "fairlane"),
+        ("../elsewhere/fairlane", "fairlane"),
+        ("extproc/cli/main.py", "fairlane"),  # python -m
+    ],
+)
+def test_up_prints_commands_that_the_next_terminal_finds(
+    started: str, called: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [started.replace("{cwd}", str(tmp_path)), "up"])
+    said = _welcome(Stack(StackOptions(directory=Path("/run/f"))))
+    assert f"Operate     {called} ctl status" in said
+    assert f"in a terminal: {called} top)" in said
+
+
 def up_arguments(at: Addresses) -> list[str]:
     arguments = ["--envoy-port", at.envoy.port, "--envoy-admin-port", at.envoy_admin.port, "--grpc-port"]
     arguments += [at.ext_proc.port, "--admin-port", at.admin.port, "--http-port", at.http.port]

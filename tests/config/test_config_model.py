@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from extproc.config.load import from_data
 from extproc.config.model import Tenant
+from extproc.config.requests import LARGEST_BODY
 from extproc.config.units import split_host_port
 from extproc.core.model import ClassPolicy, CostWeights, Gates, Order, Overflow, TenantPolicy, WindowPolicy
 
@@ -50,7 +51,22 @@ def test_a_duration_beyond_all_bounds() -> None:
     ("text", "size"), [("1B", 1), ("2KiB", 2048), ("32MiB", 33_554_432), ("2GiB", 2_147_483_648), (" 1 KiB ", 1024)]
 )
 def test_sizes(text: str, size: int) -> None:
-    assert good(requests={"max_body": text}).requests.max_body == size
+    assert good(requests={"max_buffered": text}).requests.max_buffered == size
+
+
+@pytest.mark.parametrize("text", ["99999999999999999999GiB", "1048577GiB", "1125899906842625B", "9" * 5000 + "B"])
+def test_sizes_beyond_all_bounds(text: str) -> None:
+    line = error(requests={"max_buffered": text})
+    assert line.endswith("is more than any memory or disk here: at most 1048576GiB")
+    assert len(line) < 400
+
+
+def test_the_largest_sizes() -> None:
+    assert good(requests={"max_buffered": "0001048576GiB"}).requests.max_buffered == 2**50
+    assert good(requests={"max_body": "2043MiB"}).requests.max_body == LARGEST_BODY
+    assert error(requests={"max_body": "2GiB"}) == (
+        "requests.max_body: must be at most 2043MiB: gRPC has no longer messages"
+    )
 
 
 @pytest.mark.parametrize("text", ["32", 32, "1MB", "1.5MiB", "-1B", "MiB", "1mib", None])

@@ -256,7 +256,7 @@ def test_a_near_miss_is_told(name: str, meant: str) -> None:
 
 EMPTY = "is empty; unset it, or write null where nothing is meant, '' for an empty text"
 NO_KEY = "names no key; a variable is like FAIRLANE__LISTEN__HTTP, for the key http of listen"
-QUOTES = "; a text that begins with one of * & ! % @ ` or has ': ' needs quotes"
+QUOTES = "; text that begins with one of * & ! % @ ` [ { or has ': ' needs quotes"
 
 
 def no_number(part: str) -> str:

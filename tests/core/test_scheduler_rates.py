@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from scheduler_case import Case, a_class, a_fixed_pool, drain, fill, refused, released, settled, the_refusal
 
+from extproc.core import token_bucket
 from extproc.core.events import Tick, Usage
 from extproc.core.explanation import Hold, explain
 from extproc.core.model import PoolPolicy, Source, TenantPolicy
@@ -224,3 +225,18 @@ def test_where_nothing_is_known_nobody_is_refused() -> None:
     fill(case, 1)
     for i in range(50):
         assert case.arrive(f"r{i}") == []
+
+
+def test_a_flood_of_names_leaves_so_many_buckets_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each name has a rate of its own and is served once. One that owed more before is still held to it."""
+    monkeypatch.setattr(token_bucket, "MAX_ALONE", 50)
+    case = Case(a_fixed_pool(a_class(queue_timeout_s=1e6), default_tenant=TenantPolicy(rate=1.0)))
+    for i, prompt in enumerate([5_000, *[256] * 500]):
+        name = f"x{i}"
+        assert released(case.arrive(name, name, prompt_tokens=prompt)) == [name]
+        case.usage(name, prompt, 256)
+        case.end(name)
+        assert len(case.scheduler.buckets) == min(i + 1, 50)
+    assert case.arrive("again", "x0") == []
+    assert at(case, 5_511.0) == []
+    assert at(case, 5_513.0) == ["again"]

@@ -70,6 +70,15 @@ URGENT = replace(DEFAULT, order=Order.DEADLINE, max_queued=2)
 HASTY = replace(DEFAULT, queue_timeout_s=3.0, promote_after_s=None)
 STRICT = replace(INTERACTIVE, max_in_flight=1, overflow=Overflow.REJECT_NEWEST, max_queued=1)
 HURRIED = replace(INTERACTIVE, preempt_after_s=1.0)
+# Several classes may be behind at once. Plain: without promotion, where only the first turn is looked for.
+SHARES = (replace(INTERACTIVE, max_in_flight=1), replace(DEFAULT, min_share=0.5), replace(BATCH, min_share=0.25))
+SHARES_PLAIN = tuple(replace(c, promote_after_s=None) for c in SHARES)
+ALL_SHARE_PLAIN = tuple(replace(c, min_share=0.25, max_in_flight=None) for c in SHARES_PLAIN)
+WITH_SHARES = [
+    policy(TENANTS, 3, *SHARES),
+    policy(TENANTS, 3, *SHARES_PLAIN),
+    policy(CAPPED, 2, *ALL_SHARE_PLAIN),
+]
 POLICIES = [
     BASE,
     policy(CAPPED, 2),
@@ -87,6 +96,7 @@ POLICIES = [
         preempt_per_s=2.0,
         preempt_after_first_byte=True,
     ),
+    *WITH_SHARES,
     replace(BASE, traffic=Traffic.PAUSED),
     replace(BASE, traffic=Traffic.DRAINING),
 ]
@@ -271,11 +281,12 @@ def told(effect: Effect) -> Told:
     return ("settled", effect.id, effect.cost, effect.source.value)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_long_walk_under_load(seed: int) -> None:
-    """As the machine below, with many arrivals: queues are full, classes behind, requests old."""
+def walk(seed: int, policies: list[int]) -> ReferenceMachine:
+    """As the machine below, with many arrivals: queues are full, classes behind, requests old. `policies`: indices of
+    those that it is told on the way, and the first of them before."""
     rng = random.Random(seed)
     pair = ReferenceMachine()
+    pair.reconfigure(policies[0])
     pair.add_endpoint(E2)
     pair.page(E2, "good")
     for _ in range(700):
@@ -302,9 +313,22 @@ def test_a_long_walk_under_load(seed: int) -> None:
             pair.scrape_failed(E2, refused=rng.random() < 0.3)
             pair.page(E2, "good")
         else:
-            pair.reconfigure(rng.randrange(len(POLICIES)))
+            pair.reconfigure(rng.choice(policies))
     pair.teardown()
+    return pair
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_long_walk_under_load(seed: int) -> None:
+    pair = walk(seed, list(range(len(POLICIES))))
     assert {kind for kind, *_ in pair.told} == {"release", "refuse", "evict", "settled"}
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("index", range(len(WITH_SHARES)))
+def test_a_long_walk_in_a_pool_of_several_shares(index: int, seed: int) -> None:
+    pair = walk(seed, [POLICIES.index(WITH_SHARES[index])])
+    assert {"release", "refuse", "settled"} <= {kind for kind, *_ in pair.told}
 
 
 TestReference = ReferenceMachine.TestCase

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 import pytest
-from scheduler_case import FIRST_CHARGE, Case, a_class, a_fixed_pool, fill, released, two_classes
+from scheduler_case import FIRST_CHARGE, Case, a_class, a_fixed_pool, drain, fill, released, two_classes
 
 from extproc.core.model import PoolPolicy
 
@@ -82,6 +82,29 @@ def test_the_furthest_behind_goes_first() -> None:
     # i: V 2. h: V 3, h 1 + 2. q: V 4, q 1 + 4. h: V 5, h 5. i: V 6. h: V 7, h 7. q: V 8, q 9. i. h: V 10, h 9. ...
     assert order[:4] == "ihqh"
     assert Counter(order) == {"h": 6, "q": 3, "i": 3}
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize(
+    ("b", "c", "expected"), [(0.45, 0.45, "bcbcbcbc"), (0.6, 0.25, "bcbbcbbc"), (0.25, 0.6, "bcccbccb")]
+)
+def test_of_two_that_are_behind_the_one_that_is_further_behind_goes_first(
+    b: float, c: float, expected: str, *, plain: bool
+) -> None:
+    """One request of a higher class was worth ten others, so both stay behind for all of these turns. A turn adds
+    1/0.45 to a tag; 1/0.6 or 1/0.25: b 1.7, c 4, b 3.3, b 5, c 8, b 6.7, b 8.3, c 12."""
+    promotion = {} if plain else {"promote_after_s": 1e6}  # never due; with it not only the first turn counts
+    classes = (a_class(), a_class("b", 1, min_share=b), a_class("c", 2, min_share=c, **promotion))
+    case = Case(a_fixed_pool(*classes), checked=False)  # else each of the two ways to find a turn is held to the other
+    assert case.scheduler.plain is plain
+    inside = fill(case, 1)
+    for i in range(9):
+        case.arrive(f"b{i}", cls="b")
+        case.arrive(f"c{i}", cls="c")
+    case.arrive("i", prompt_tokens=int(10 * FIRST_CHARGE) - 512)
+    assert drain(case, inside, 1) == ["i"]
+    assert case.scheduler.share_v == 11 * FIRST_CHARGE
+    assert "".join(name[0] for name in drain(case, inside, len(expected))) == expected
 
 
 def test_the_overrun_of_what_runs_counts_at_once() -> None:

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from extproc.core import token_bucket
 from extproc.core.model import TenantPolicy
+from extproc.core.sorted_blocks import iterate
 from extproc.core.token_bucket import Bucket, Buckets, check_rate
 
 
@@ -118,6 +120,68 @@ def test_a_full_bucket_that_nobody_needs_goes() -> None:
     buckets.now = 2.5
     buckets.join("c", policy, "n", queue)
     assert buckets.get("a") is None
+
+
+def entries(buckets: Buckets) -> list[str]:
+    """Paths of buckets that wait to be full, the first first."""
+    return [bucket.path for _, _, bucket in iterate(buckets.listed)]
+
+
+def leave_in_debt(buckets: Buckets, path: str, amount: float, policy: TenantPolicy) -> Bucket:
+    bucket = buckets.join(path, policy, "n", Told())
+    assert bucket is not None
+    buckets.take(bucket, amount)
+    buckets.leave(bucket, "n")
+    return bucket
+
+
+def test_a_bucket_that_comes_and_goes_is_listed_once() -> None:
+    """By the time at which it is full now, and not at all while it has members."""
+    buckets, policy = Buckets(), TenantPolicy(rate=1.0, rate_burst=16.0)
+    buckets.now = 0.0
+    leave_in_debt(buckets, "b", 1000.0, policy)
+    for _ in range(5_000):
+        bucket = leave_in_debt(buckets, "a", 1.0, policy)
+        assert buckets.alone == 2
+    assert entries(buckets) == ["b", "a"]
+    buckets.join("a", policy, "n", Told())
+    assert (entries(buckets), buckets.alone) == (["b"], 1)
+    buckets.take(bucket, -4_500.0)
+    buckets.leave(bucket, "n")
+    assert entries(buckets) == ["a", "b"]
+
+
+def test_debts_that_are_kept_are_bounded_and_the_one_that_is_paid_soonest_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A flood of names that owe little does not make a greater debt forgotten. Those with members do not count."""
+    monkeypatch.setattr(token_bucket, "MAX_ALONE", 100)
+    buckets, policy = Buckets(), TenantPolicy(rate=1.0)
+    buckets.now = 0.0
+    for i in range(300):
+        buckets.join(f"busy{i}", policy, "n", Told())
+    greedy = leave_in_debt(buckets, "greedy", 1e6, policy)
+    for i in range(5_000):
+        leave_in_debt(buckets, f"x{i}", 10.0 + i % 7, policy)
+        assert buckets.alone == min(i + 2, 100)
+    assert len(buckets) == 400
+    assert buckets.get("greedy") is greedy and greedy.level == -1e6
+    leave_in_debt(buckets, "y", 9.0, policy)
+    assert buckets.get("y") is None  # it would have been the first to be full
+
+
+def test_another_rate_changes_which_one_is_full_first() -> None:
+    buckets, slow = Buckets(), TenantPolicy(rate=1.0)
+    buckets.now = 0.0
+    leave_in_debt(buckets, "a", 10.0, slow)
+    leave_in_debt(buckets, "b", 20.0, slow)
+    leave_in_debt(buckets, "c", 30.0, slow)
+    rates = {"a": slow, "b": TenantPolicy(rate=8.0), "c": TenantPolicy()}  # c's bucket is of a rate that is gone
+    buckets.change_alone(rates.__getitem__)
+    assert entries(buckets) == ["b", "a", "c"]
+    buckets.now = 2.5
+    buckets.join("d", slow, "n", Told())
+    assert sorted(buckets.by_path) == ["a", "c", "d"]
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, math.nan, math.inf])

@@ -29,6 +29,7 @@ WITH_CRDS = ("monitoring", "tls")
 TOGETHER: dict[str, tuple[str, tuple[str, ...]]] = {
     "single, kept": ("overlays/single", ("state",)),
     "single, tokens": ("overlays/single", ("admin-tokens",)),
+    "single, mesh": ("overlays/single", ("monitoring", "mesh-sidecar")),
     "single, all": ("overlays/single", ("monitoring", "tls", "admin-tokens", "admin-network", "state")),
     "partition, all": ("overlays/partition", ("monitoring", "tls", "admin-tokens", "admin-network")),
 }

@@ -68,6 +68,30 @@ def test_docker_compose_takes_it(profile: str) -> None:
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
+def test_the_readme_stops_the_engines_of_either_kind() -> None:
+    """A service with a profile is stopped only while its profile is active."""
+    told = (ROOT / "deploy" / "compose" / "README.md").read_text()
+    used = {profile for service in read()["services"].values() for profile in service.get("profiles", [])}
+    stops = re.findall(r"^docker compose (.*)down\b", told, re.MULTILINE)
+    assert stops
+    for options in stops:
+        assert set(re.findall(r"--profile (\S+)", options)) == used
+        done = configured(*options.split(), "config", "--quiet")
+        assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_a_profile_that_nobody_knows_starts_no_engine() -> None:
+    assert set(of_profile("vlm")) == PROFILES["sim"] & PROFILES["vllm"]
+
+
+def test_the_health_check_with_tls_is_a_command() -> None:
+    told = (ROOT / "deploy" / "compose" / "README.md").read_text()
+    (block,) = re.findall(r"^```yaml\n(.*?)^```$", told, re.MULTILINE | re.DOTALL)
+    how, program, *arguments = yaml.safe_load(block)["healthcheck"]["test"]
+    assert (how, program) == ("CMD", "fairlane")
+    exists(arguments)
+
+
 @pytest.mark.parametrize("variables", [{}, {"VLLM_MODEL": "org/other", "ENVOY_PORT": "11000", "GRAFANA_PASSWORD": "x"}])
 def test_variables_are_filled_in_as_docker_compose_does(variables: dict[str, str]) -> None:
     done = configured("config", **variables)

@@ -81,8 +81,10 @@ STRANGER = Peer(
 INTERNET = Peer(address="203.0.113.7")
 ENGINE = Peer("llm")
 NAME_SERVER = Peer("kube-system", labels={"k8s-app": "kube-dns"})
-PEERS = (GATEWAY, PROMETHEUS, OPERATORS, NEIGHBOUR, STRANGER, INTERNET, ENGINE, NAME_SERVER)
-PORTS = [(port, "TCP") for port in (22, 53, 80, 443, 6443, 8000, 9090, 10250, 50051, 50052)] + [
+ISTIOD = Peer("istio-system", labels={"app": "istiod", "istio.io/rev": "default"})
+BESIDE_ISTIOD = Peer("istio-system", labels={"app": "kiali"})
+PEERS = (GATEWAY, PROMETHEUS, OPERATORS, NEIGHBOUR, STRANGER, INTERNET, ENGINE, NAME_SERVER, ISTIOD, BESIDE_ISTIOD)
+PORTS = [(port, "TCP") for port in (22, 53, 80, 443, 6443, 8000, 9090, 10250, 15010, 15012, 50051, 50052)] + [
     (53, "UDP"),
     (443, "UDP"),
 ]
@@ -100,7 +102,9 @@ IN = {(GATEWAY, 50051, "TCP"), (PROMETHEUS, 9090, "TCP")}
 OUT = {(ENGINE, 8000, "TCP"), (NAME_SERVER, 53, "TCP"), (NAME_SERVER, 53, "UDP")}
 
 
-@pytest.mark.parametrize("name", ["base", "overlays/single", "overlays/partition", "single, tokens", "single, kept"])
+@pytest.mark.parametrize(
+    "name", ["base", "overlays/single", "overlays/partition", "single, tokens", "single, kept", "single, mesh"]
+)
 def test_who_may_come_in(name: str) -> None:
     assert admitted(name, "Ingress") == IN
 
@@ -119,6 +123,11 @@ def test_where_it_may_go_with_the_api_server(name: str) -> None:
     # The address of the API server is another in each cluster: by its ports alone, until somebody narrows it.
     api_server = {(peer, port, "TCP") for peer in PEERS for port in (443, 6443)}
     assert admitted(name, "Egress") == OUT | api_server
+
+
+def test_a_sidecar_reaches_its_control_plane() -> None:
+    api_server = {(peer, port, "TCP") for peer in PEERS for port in (443, 6443)}
+    assert admitted("single, mesh", "Egress") == OUT | api_server | {(ISTIOD, 15012, "TCP")}
 
 
 @pytest.mark.parametrize("name", ["examples/sim", "examples/vllm"])

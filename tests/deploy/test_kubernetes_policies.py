@@ -263,6 +263,30 @@ def test_the_configuration_keeps_its_name_so_that_it_is_read_again_and_not_rolle
         assert {"name": "config", "configMap": {"name": "fairlane"}} in pod(fairlane(objects))["volumes"]
 
 
+def test_a_sidecar_is_asked_for_in_the_pod_that_is_chosen() -> None:
+    told = fairlane(built("single, mesh"))["spec"]["template"]["metadata"]
+    before = fairlane(built("overlays/single"))["spec"]["template"]["metadata"]
+    assert told["labels"] == {**before["labels"], "sidecar.istio.io/inject": "true"}
+    assert told["annotations"] == {**before["annotations"], "sidecar.istio.io/nativeSidecar": "true"}
+    assert pod(fairlane(built("single, mesh"))) == pod(fairlane(built("overlays/single")))
+    assert pod(fairlane(built("single, mesh")))["securityContext"]["runAsUser"] != 1337, "which is the sidecar's"
+    service = one(built("single, mesh"), "Service", "fairlane")["spec"]
+    assert [each["name"] for each in service["ports"]] == ["grpc-ext-proc", "http"], "tells Istio the protocols"
+
+
+def test_vllm_is_called_as_in_compose() -> None:
+    compose = yaml.safe_load((FOLDER.parents[1] / "compose.yaml").read_text())["services"]["vllm"]
+    (workload,) = workloads(built("examples/vllm"))
+    (engine,) = containers(workload)
+    assert engine["image"] == compose["image"]
+    assert engine["command"] == compose["entrypoint"] == ["vllm", "serve"]
+    model, *options = engine["args"]
+    assert not model.startswith("-"), "by position: --model is deprecated for `vllm serve`"
+    assert set(options) < set(compose["command"])
+    user = pod(workload)["securityContext"]["runAsUser"]
+    assert str(user) == compose["user"].partition(":")[0]
+
+
 @pytest.mark.parametrize("name", ["examples/sim", "examples/vllm"])
 def test_the_engines_are_those_that_the_overlay_names(name: str) -> None:
     (pool,) = config(built("overlays/single")).pools

@@ -90,6 +90,25 @@ def test_there_is_a_command_for_each_way() -> None:
     assert fairlane(built("overlays/partition"))["spec"]["replicas"] == len(replicas)
 
 
+def test_what_the_other_overlay_leaves_behind_is_deleted() -> None:
+    """What `kubectl apply` of one does not change of the other, and the Services still choose."""
+    single, partition = (
+        {(each["kind"].lower(), each["metadata"]["name"]) for each in built(f"overlays/{name}")}
+        for name in ("single", "partition")
+    )
+    left = {*(single - partition), *(partition - single)}
+    assert left == {("deployment", "fairlane"), ("statefulset", "fairlane")}
+    deleted = re.findall(r"kubectl -n fairlane delete (\w+)/(\w+)", README)
+    assert set(deleted) == left
+
+
+def test_what_is_forwarded_is_waited_for() -> None:
+    lines = "\n".join(blocks("sh")).replace("\\\n", " ").splitlines()
+    behind = [lines[at + 1] for at, line in enumerate(lines) if " port-forward " in line and line.endswith("&")]
+    assert behind
+    assert all(line.startswith("curl ") and "--retry-connrefused" in line for line in behind)
+
+
 def test_the_kustomization_of_ones_own_builds(tmp_path: Path) -> None:
     needs_kustomize()
     (written,) = blocks("yaml")

@@ -199,14 +199,14 @@ async def test_no_secret_is_told(tmp_path: Path, log_format: str, on_fault: str)
         log = rig.stack.child(FAIRLANE).log
 
         async def faults() -> int:
-            return log.read_bytes().count(b"stream_fault")
+            return log.read_bytes().count(b"stream_malformed")
 
         await until(faults, lambda count: count == 2, "faults are logged")
         await rig.until(lambda pool: pool["queued"] == pool["in_flight"] == pool["known"] == 0, "all books closed")
         found = await shown(rig)
     found |= files_of(tmp_path)
     logged = found[log.name].decode()
-    for event in ("released", "held", "request_slow", "request_refused", "stream_fault"):
+    for event in ("released", "held", "request_slow", "request_refused", "stream_malformed"):
         assert event in logged, event
     for word in ("left", "queue_timeout", "tenant_limit", "invalid_request_error", "model_not_found", "team-a"):
         assert word in logged, word

@@ -13,6 +13,7 @@ import pytest_asyncio
 from envoy_by_messages import Edge, Envoy, a_config, request, until
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from extproc.config.requests import LARGEST_BODY
 from extproc.edge import server
 from extproc.edge.wire import ACCESS_LOG_SERVICE, EXT_PROC_SERVICE
 
@@ -45,6 +46,15 @@ async def test_health_of_every_service_that_envoy_may_ask_for() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await status("another")
         assert error.value.code() is grpc.StatusCode.NOT_FOUND
+    await built.server.stop(None)
+    edge.close()
+
+
+async def test_the_largest_body_that_the_configuration_takes() -> None:
+    edge = Edge(a_config())
+    built = server.build("127.0.0.1:0", edge.processor, edge.access_log, max_body=LARGEST_BODY)
+    with pytest.raises(OverflowError):  # what the bound is for
+        server.build("127.0.0.1:0", edge.processor, edge.access_log, max_body=LARGEST_BODY + 1024**2)
     await built.server.stop(None)
     edge.close()
 

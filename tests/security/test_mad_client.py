@@ -23,13 +23,14 @@ import pytest_asyncio
 sys.path.append(str(Path(__file__).resolve().parent.parent / "e2e"))  # the rig
 
 from extproc.wiring.description import Wiring  # isort: skip
-from rig import CHAT, DEADLINE_S, FAST_ENGINE, Rig, chat, running  # isort: skip
+from rig import CHAT, FAST_ENGINE, Rig, chat, running  # isort: skip
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.asyncio(loop_scope="session")]
 
 REQUESTS, NAMES, CONNECTIONS = 20_000, 10_000, 2_000
 QUEUED = 1_500
 MOST_BODY = 1 << 20  # bytes
+PATIENCE_S = 180.0  # seconds for what the mad one sends: it slows itself down, and the machine may be busy
 POLITE_S = 5.0  # seconds that the polite one waits at most; a machine that is busy with other things needs some of it
 # A held request takes some 25 KB, a name that is remembered less than 1 KB. Twice that, for other machines.
 MOST_GROWTH = 2 * (CONNECTIONS * 25_000 + NAMES * 1_000)
@@ -96,7 +97,7 @@ async def one(rig: Rig, what: bytes) -> int:
     reader, writer = await asyncio.open_connection(*rig.stack.addresses.envoy)
     try:
         writer.write(what)
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             line = await reader.readline()
         return int(line.split()[1]) if line else 0
     except ConnectionError:
@@ -115,6 +116,7 @@ async def politely(rig: Rig, over: asyncio.Event, waits: list[float]) -> None:
         await asyncio.sleep(0.05)
 
 
+@pytest.mark.timeout(3 * PATIENCE_S)
 async def test_a_polite_client_is_served_while_another_goes_mad(rig: Rig) -> None:
     for _ in range(20):
         assert (await rig.post(chat(2), tenant="polite")).status == 200
@@ -123,7 +125,7 @@ async def test_a_polite_client_is_served_while_another_goes_mad(rig: Rig) -> Non
     polite = asyncio.create_task(politely(rig, over, waits))
     numbers = iter(range(REQUESTS))
     mad = [asyncio.create_task(asked(rig, numbers, statuses)) for _ in range(CONNECTIONS)]
-    await rig.until(lambda pool: pool["queued"] >= QUEUED // 2, "many held", within_s=60)
+    await rig.until(lambda pool: pool["queued"] >= QUEUED // 2, "many held", within_s=PATIENCE_S)
 
     large = orjson.dumps(chat(2, filler="x" * (MOST_BODY - 1000)))
     too_large = orjson.dumps(chat(2, filler="x" * (2 * MOST_BODY)))
@@ -151,8 +153,11 @@ async def test_a_polite_client_is_served_while_another_goes_mad(rig: Rig) -> Non
     assert set(statuses) == {200, 429}
     assert statuses[429] > REQUESTS // 2  # it did go mad
     assert len(waits) > 20
-    assert max(waits) < POLITE_S, f"median {statistics.median(waits):.2f} s, longest {max(waits):.2f} s"
-    assert during - before < MOST_GROWTH, f"from {before >> 20} to {during >> 20} MiB"
+    waited = f"the polite one waited {statistics.median(waits):.2f} s at the median and {max(waits):.2f} s at most"
+    grown = f"the service grew from {before >> 20} to {during >> 20} MiB; {MOST_GROWTH >> 20} MiB more are allowed"
+    print(f"\n{waited}\n{grown}")  # the figures of docs/security.md: pytest -s
+    assert max(waits) < POLITE_S, waited
+    assert during - before < MOST_GROWTH, grown
     await rig.books_closed()
     assert await rig.metric("fairlane_clamped_requests_total") >= REQUESTS / 2
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -95,3 +96,28 @@ def test_defaults_that_are_told_are_those_of_the_shipped_file() -> None:
     assert len(told) >= 7
     for key, value in told:
         assert re.search(rf"\b{key}: {value}\b", shipped), f"{key} {value}"
+
+
+_CONSTANT = re.compile(r"^\| ([^|]+) \| `(extproc\.[a-z_.]+)\.((?:[A-Z][A-Za-z]+\.)?[A-Za-z_]+)` \| ([\d,]+) \|$", re.M)
+_OF_CODE = 25  # lines of the table of constants
+
+
+def test_constants_that_are_told_are_those_of_the_code() -> None:
+    page = PAGE.read_text()
+    told = _CONSTANT.findall(page)
+    assert len(told) == page.count("| `extproc.") == _OF_CODE
+    for what, module, name, value in told:
+        holder, _, last = name.rpartition(".")
+        owner = getattr(import_module(module), holder)() if holder else import_module(module)  # by default
+        assert getattr(owner, last) == int(value.replace(",", "")), f"{what}: {module}.{name}"
+
+
+def test_numbers_of_what_can_grow_have_a_constant_or_a_key() -> None:
+    """A number of four digits and more, and each one that is a bound by itself."""
+    section = PAGE.read_text().partition("## What a client can make grow")[2].partition("### The constants")[0]
+    constants = {value for *_, value in _CONSTANT.findall(PAGE.read_text())}
+    bounds = [line.split("|")[3] for line in section.splitlines() if line.startswith("|") and line.count("|") == 6]
+    numbers = {number for bound in bounds for number in re.findall(r"(?<![\d,])\d{1,3}(?:,\d{3})+(?!\d)", bound)}
+    numbers |= {bound.strip() for bound in bounds if bound.strip().isdigit()}
+    assert len(numbers) >= 10
+    assert numbers - constants == set()

@@ -22,6 +22,7 @@ from aiohttp.http_exceptions import BadHttpMessage
 
 from extproc.config.load import from_data
 from extproc.edge import access_log as access_log_module
+from extproc.edge import fault_lines as fault_lines_module
 from extproc.edge import scheduler_driver as driver_module
 from extproc.edge import stream as stream_module
 from extproc.edge.access_log import AccessLog
@@ -45,7 +46,7 @@ Out = Callable[[], str]
 @pytest.fixture
 def out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Out]:
     """What has come on standard error. Loggers that keep their first configuration are replaced for the test."""
-    for module in (stream_module, driver_module, access_log_module):
+    for module in (stream_module, driver_module, access_log_module, fault_lines_module):
         monkeypatch.setattr(module, "log", structlog.get_logger())
     before = logging.getLogger().handlers[:]
     yield lambda: capsys.readouterr().err
@@ -117,10 +118,11 @@ async def test_no_secret_is_logged(out: Out, as_json: bool, fault: bool) -> None
     set_up("debug", json=as_json)
     await one_request(fault)
     logged = out()
-    assert "stream_fault" in logged  # of the message that was cut off
+    assert "stream_malformed" in logged  # of the message that was cut off
+    assert "DecodeError" not in logged  # it is no fault of ours, and has no story
     assert ("scheduler_fault" in logged) == fault
-    assert "DecodeError" in logged
-    assert "process" in logged  # the story tells where
+    assert ("VerdictLostError" in logged or "TypeError" in logged) == fault
+    assert ("scheduler_driver" in logged) == fault  # the story tells where
     for secret in SECRETS:
         assert secret not in logged
 

@@ -809,6 +809,19 @@ CASES = [
         requests={"queued": [*(p for p in config().requests.queued if p != "/generate_stream")]},
     ),
     case(
+        "ext_proc_not_needed",
+        lambda e: e.host["routes"].insert(3, {"match": {"prefix": "/admin"}, "route": {"cluster": "vllm"}}),
+        "routes[3]",
+        "envoy.filters.http.ext_proc runs on a route that no path of requests.queued reaches",
+    ),
+    case(
+        "ext_proc_not_needed",
+        as_shipped,
+        "routes[1]",
+        "reaches; it takes /generate, /generate_stream",
+        requests={"queued": [*(p for p in config().requests.queued if not p.startswith("/generate"))]},
+    ),
+    case(
         "path_spellings",
         lambda e: [e.manager.pop(name) for name in ("merge_slashes", "path_with_escaped_slashes_action")],
         MANAGER,

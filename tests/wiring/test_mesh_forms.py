@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from wiring_case import ENGINES, addresses, filters, inside
 
 from extproc.cli.main import main
@@ -22,6 +22,7 @@ from extproc.wiring.shipped import MESHES, meshes
 pytestmark = pytest.mark.slow
 
 FOLDER = Path(__file__).parents[2] / "envoy"
+ENGINE = ["--engine", "127.0.0.1:8001"]
 SERVICE = ("fairlane.fairlane.svc.cluster.local", 50_051)
 
 
@@ -139,6 +140,57 @@ def test_several_replicas_have_clusters_of_their_own() -> None:
         istio.documents(Wiring(), Addresses(fairlane_tls=FairlaneTls("/ca.pem")), Place(fairlane=SERVICE))
 
 
+BODY = ["--profile", "body", "--facts", "none", "--usage", "stream"]
+
+
+@pytest.mark.parametrize("form", ["istio", "envoy-gateway", "kgateway"])
+@pytest.mark.parametrize("at", [None, "127.0.0.2:50051", "[::1]:50051", "0.0.0.0:50051", "localhost:50051"])
+def test_fairlane_is_not_in_the_gateway_s_pod(form: str, at: str | None, tmp_path: Path) -> None:
+    result = run(form, tmp_path, *([] if at is None else ["--ext-proc", at]))
+    assert result.exit_code == 1
+    assert (
+        f"Fairlane at {(at or '127.0.0.1:50051').replace('[', '').replace(']', '')}: in the gateway's pod there is"
+        in (result.stderr)
+    )
+    assert "--fairlane-service" in result.stderr
+    assert result.stdout == ""
+
+
+def test_where_fairlane_listens_is_not_where_a_gateway_finds_it(tmp_path: Path) -> None:
+    """fairlane.yaml says 0.0.0.0, of Fairlane's own pod."""
+    for form in ("istio", "envoy-gateway", "kgateway"):
+        assert run(form, tmp_path).exit_code == 1
+        named = run(form, tmp_path, "--ext-proc", "fairlane.fairlane.svc:50051")
+        assert named.exit_code == 0, named.stderr
+        assert "127.0.0.1" not in named.stdout
+    assert run("istio", tmp_path, "--ext-proc", "10.0.0.7:50051").exit_code == 0  # a cluster of its own
+
+
+def run(form: str, folder: Path, *options: str) -> Result:
+    file = folder / "fairlane.yaml"
+    pool = {"name": "a", "models": ["*"], "endpoints": {"dns": {"name": "e.llm", "record": "srv"}}}
+    config = {"listen": {"ext_proc": "0.0.0.0:50051"}, "pools": [{**pool, "pick": {"by": "envoy"}}]}
+    file.write_text(yaml.safe_dump(config))
+    return CliRunner().invoke(main, ["envoy-config", "--form", form, *BODY, "--config", str(file), *options])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--host", "*:80"],
+        ["--host", "*.example.com:8443"],
+        ["--host", "10.0.0.1"],
+        ["--host", "LLM"],
+        ["--selector", "example.com/My_app=A.b-C", "--selector", "a=1"],
+        ["--gateway", "a.b-c"],
+        ["--engines-service", "Vllm.llm.svc.cluster.local.:80"],
+    ],
+)
+def test_names_that_istio_takes(options: list[str], tmp_path: Path) -> None:
+    result = run("istio", tmp_path, "--fairlane-service", f"{SERVICE[0]}:{SERVICE[1]}", *options)
+    assert result.exit_code == 0, result.stderr
+
+
 def check(path: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(FOLDER.parent / "tools" / "check_manifests.py"), str(path)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -187,7 +239,42 @@ def test_the_command_writes_a_folder(tmp_path: Path) -> None:
     ("options", "said"),
     [
         (["--form", "istio", "--selector", "gateway"], "--selector: expected LABEL=VALUE"),
+        (["--form", "istio", "--selector", f"{'a' * 64}=b"], "--selector: "),
+        (["--form", "istio", "--selector", "a=b=c"], "--selector: 'a=b=c' is no label that Kubernetes takes"),
+        (["--form", "istio", "--selector", "a=-b"], "--selector: 'a=-b' is no label"),
+        (["--form", "istio", "--selector", "A_/a=b"], "--selector: 'A_/a=b' is no label"),
+        (["--form", "istio", "--selector", "a=b", "--selector", "a=c"], "--selector: named twice: a"),
+        (["--form", "istio", "--selector", "a=b", "--gateway", "llm"], "--gateway and --selector: "),
+        (["--form", "istio", "--namespace", "Bad_NS"], "--namespace: 'Bad_NS' is no name that Kubernetes takes here"),
+        (["--form", "istio", "--namespace", "a\nb"], "--namespace: 'a\\nb' is no name"),
+        (["--form", "istio", "--namespace", "a\n"], "--namespace: 'a\\n' is no name"),
+        (["--form", "istio", "--namespace", "a.b"], "--namespace: 'a.b' is no name"),
+        (["--form", "istio", "--namespace", "a" * 64], "--namespace: "),
+        (["--form", "istio", "--gateway", ""], "--gateway: '' is no name that Kubernetes takes here"),
+        (["--form", "istio", "--gateway", f"{'a.' * 127}a"], "--gateway: "),
+        (["--form", "envoy-gateway", "--gateway-listener", "HTTP_"], "--gateway-listener: 'HTTP_' is no name"),
         (["--form", "istio", "--host", ":80"], "--host: ':80' is no name or name:port"),
+        (["--form", "istio", "--host", "a b:80"], "--host: 'a b' is no host that Istio takes"),
+        (["--form", "istio", "--host", "*a.b:80"], "--host: '*a.b' is no host that Istio takes"),
+        (["--form", "istio", "--host", ":99999"], "--host: ':99999' is no name or name:port"),
+        (["--form", "istio", "--host", "a:99999"], "--host: 'a:99999' is no name or name:port, with a port of 1 to"),
+        (["--form", "istio", "--host", "a:0"], "--host: 'a:0' is no name or name:port"),
+        (["--form", "istio", "--host", "a:"], "--host: 'a:' is no name or name:port"),
+        (["--form", "envoy-gateway", "--host", "10.0.0.1"], "--host: '10.0.0.1' is no hostname that the Gateway API"),
+        (["--form", "envoy-gateway", "--host", "*"], "--host: '*' is no hostname"),
+        (["--form", "envoy-gateway", "--host", "LLM.example.com"], "--host: 'LLM.example.com' is no hostname"),
+        (["--form", "envoy-gateway", "--host", "a.b:80"], "--host: 'a.b:80': with a port only in the form istio"),
+        (
+            ["--form", "istio", "--engines-service", "10.0.0.1:80"],
+            "--engines-service: '10.0.0.1' is no name of a Servi",
+        ),
+        (["--form", "istio", "--engines-service", "a b:80"], "--engines-service: 'a b' is no name of a Service"),
+        (["--form", "istio", "--fairlane-service", "127.0.0.1:1"], "--fairlane-service: '127.0.0.1' is no name of a "),
+        (["--form", "istio", "--engines-service", "vllm:80"], "--engines-service: 'vllm': Istio names its cluster by"),
+        (["--form", "istio", "--fairlane-service", "f.f.svc:1"], "--fairlane-service: 'f.f.svc': Istio names its clus"),
+        (["--form", "istio", "--fairlane-service", "a.b:1", "--ext-proc", "b:1"], "each says where Fairlane is"),
+        (["--form", "xds", *ENGINE, "--folder", "xds"], "--folder: 'xds' is no whole path: Envoy would look for it"),
+        (["--form", "xds", *ENGINE, "--format", "json", "--output", "/nowhere/x"], "--format json: "),
         (["--form", "istio", "--fairlane-service", "fairlane"], "--fairlane-service: "),
         (["--form", "xds"], "no engines"),
         (["--form", "istio", "--spread", "model"], "there is one address of Fairlane"),

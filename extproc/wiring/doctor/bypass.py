@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from extproc.wiring.doctor.check import Check
 from extproc.wiring.doctor.finding import Hit, Severity
-from extproc.wiring.doctor.routes import Table, tables
+from extproc.wiring.doctor.queued import Table, tables
 from extproc.wiring.doctor.setup import Setup
 
 

@@ -31,8 +31,8 @@ def _breakers_fix() -> str:
     return "\n".join(["circuit_breakers:", "  thresholds:", *lines])
 
 
-def _too_small(cluster: ClusterView, names: Iterable[str], needed: int) -> Iterator[Hit]:
-    """A hit for each priority. `needed`: requests at a time."""
+def _too_small(setup: Setup, cluster: ClusterView, names: Iterable[str]) -> Iterator[Hit]:
+    """A hit for each priority."""
     breakers = cluster.part.message.circuit_breakers
     given = breakers.thresholds if breakers is not None else []
     for priority in _PRIORITIES:
@@ -41,25 +41,25 @@ def _too_small(cluster: ClusterView, names: Iterable[str], needed: int) -> Itera
         small = {
             name: f"{_DEFAULTS[name]} by default" if value is None else str(value)
             for name, value in values.items()
-            if (_DEFAULTS[name] if value is None else value) < needed
+            if (_DEFAULTS[name] if value is None else value) < setup.held
         }
         if small:
             said = ", ".join(f"{name} is {text}" for name, text in small.items())
             yield Hit(
                 cluster.where,
                 f"cluster {cluster.name}, priority {priority.name}: {said}, "
-                f"and {needed} requests may be held (max_queued of the pools)",
+                f"and {setup.held_shown} (max_queued of the pools)",
             )
 
 
 def _fairlane_breakers(setup: Setup) -> Iterator[Hit]:
     for cluster in setup.fairlane:
-        yield from _too_small(cluster, ("max_requests", "max_pending_requests", "max_retries"), setup.held)
+        yield from _too_small(setup, cluster, ("max_requests", "max_pending_requests", "max_retries"))
 
 
 def _engine_breakers(setup: Setup) -> Iterator[Hit]:
     for cluster in setup.engines:
-        yield from _too_small(cluster, ("max_requests", "max_pending_requests", "max_connections"), setup.held)
+        yield from _too_small(setup, cluster, ("max_requests", "max_pending_requests", "max_connections"))
 
 
 def _limit(gateway: Gateway, route: RouteView) -> tuple[int, str]:
@@ -135,7 +135,7 @@ def _connections(setup: Setup) -> Iterator[Hit]:
             if most < setup.held:
                 yield Hit(
                     part.where,
-                    f"max_active_downstream_connections is {most}, and {setup.held} requests may be held",
+                    f"max_active_downstream_connections is {most}, and {setup.held_shown}",
                     f"max_active_downstream_connections: {2 * setup.held}",
                 )
 

@@ -64,7 +64,8 @@ CHECKS = (
         Severity.ERROR,
         "Requests are held by an ext_proc filter that asks Fairlane, told by the name `fairlane` or the port of its "
         "cluster, or by --cluster.",
-        "# fairlane envoy-config writes a whole configuration; envoy/README.md says what each part is for",
+        "# fairlane envoy-config writes a whole configuration; 'Into an Envoy that you have' in envoy/README.md: "
+        "its parts",
         _no_filter,
     ),
     Check(

@@ -150,6 +150,7 @@ def _gateway(
     cluster: str | None,
 ) -> Gateway:
     """Without processors where nothing asks Fairlane."""
+    paths = tuple(config.requests.queued)
     filters = list(_filters(reader, found.manager))
     ours = []
     for each in filters:
@@ -159,7 +160,8 @@ def _gateway(
                 ours.append(each)
     if not ours:
         # What cannot be read of it is not worth a word: it is nobody's gateway to Fairlane.
-        return Gateway(found.listener, found.manager, (), tuple(_routes(Reader(), found.manager, document)), ())
+        others = tuple(_routes(Reader(), found.manager, document))
+        return Gateway(found.listener, found.manager, (), others, (), paths)
     routes = tuple(_routes(reader, found.manager, document))
     for each in ours:
         assert each.part is not None and isinstance(each.part.message, ExternalProcessor)  # noqa: S101 - chosen above
@@ -168,7 +170,7 @@ def _gateway(
         )
     names = {cluster_of(p.service) for p in filters if isinstance(p, Processor)}
     logs = tuple(_logs(reader, found.manager, names, clusters))
-    return Gateway(found.listener, found.manager, tuple(filters), routes, logs)
+    return Gateway(found.listener, found.manager, tuple(filters), routes, logs, paths)
 
 
 def _alone(each: Filter, ours: Sequence[Filter], routes: Sequence[RouteView]) -> bool:

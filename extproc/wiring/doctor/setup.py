@@ -39,6 +39,7 @@ from envoy_data_plane.envoy.extensions.upstreams.http.v3 import HttpProtocolOpti
 from extproc.config.model import Config
 from extproc.wiring.doctor.document import Resource, at
 from extproc.wiring.doctor.finding import Hit
+from extproc.wiring.doctor.reach import reached
 from extproc.wiring.doctor.typed import Part
 
 Body = ProcessingModeBodySendMode
@@ -217,6 +218,7 @@ class Gateway:
     filters: tuple[Filter, ...]
     routes: tuple[RouteView, ...]
     logs: tuple[LogView, ...]
+    paths: tuple[str, ...]  # requests.queued of fairlane.yaml
 
     @cached_property
     def processors(self) -> tuple[Processor, ...]:
@@ -228,8 +230,25 @@ class Gateway:
         return tuple(each for each in self.processors if not each.tracks_only)
 
     @cached_property
-    def queued(self) -> tuple[RouteView, ...]:
+    def asking(self) -> tuple[RouteView, ...]:
+        """Routes whose requests go to Fairlane."""
         return tuple(r for r in self.routes if r.action is not None and any(r.runs(p) for p in self.holders))
+
+    @cached_property
+    def queued(self) -> tuple[RouteView, ...]:
+        """Those of them that a queued path can reach, so that requests are held there."""
+        return tuple(route for route in self.asking if route.where in self._reached)
+
+    @cached_property
+    def _reached(self) -> frozenset[str]:
+        hosts: dict[str, list[RouteView]] = {}
+        for route in self.routes:
+            hosts.setdefault(route.host.where, []).append(route)
+        found = []
+        for routes in hosts.values():
+            verdicts = reached([route.route.message.match for route in routes], self.paths)
+            found += [route.where for route, verdict in zip(routes, verdicts, strict=True) if verdict]
+        return frozenset(found)
 
     @property
     def chain(self) -> str:
@@ -273,6 +292,17 @@ class Setup:
     def held(self) -> int:
         """The most that are held at a time."""
         return sum(pool.max_queued for pool in self.config.pools)
+
+    @property
+    def enforcing(self) -> bool:
+        """Whether anything is held already: a pool in mode observe holds nothing, and may be told to."""
+        return any(pool.mode == "enforce" for pool in self.config.pools)
+
+    @property
+    def held_shown(self) -> str:
+        """What a limit is compared with."""
+        held = f"{self.held} requests may be held"
+        return held if self.enforcing else f"{held} once a pool is in mode enforce"
 
     def holders(self) -> Iterator[tuple[Gateway, Processor]]:
         """Every filter that holds requests."""

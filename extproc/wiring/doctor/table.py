@@ -14,6 +14,7 @@ from extproc.wiring.doctor import (
     identity,
     order,
     processor,
+    queued,
     routes,
     timers,
     tls,
@@ -34,7 +35,7 @@ SUBJECTS: dict[str, tuple[Check, ...]] = {
     "Clusters": clusters.CHECKS,
     "TLS to Fairlane": tls.CHECKS,
     "Endpoints": endpoints.CHECKS,
-    "Routes and headers": routes.CHECKS,
+    "Routes and headers": (*queued.CHECKS, *routes.CHECKS),
     "Ways past Fairlane": bypass.CHECKS,
     "Engines": engines.CHECKS,
 }

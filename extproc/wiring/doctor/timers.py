@@ -29,7 +29,8 @@ def _shown(duration: timedelta | None, default: float) -> str:
 
 
 def _held(setup: Setup) -> str:
-    return f"a request may be held for {setup.longest_s:g}s (the longest queue_timeout)"
+    held = f"a request may be held for {setup.longest_s:g}s (the longest queue_timeout)"
+    return held if setup.enforcing else f"{held} once a pool is in mode enforce"
 
 
 def _message_timeout(setup: Setup) -> Iterator[Hit]:

@@ -90,7 +90,8 @@ def _lua(each: Filter) -> bool:
     return f'"{USAGE}"' in each.lua and "envoy_on_response" in each.lua
 
 
-def _readers(gateway: Gateway) -> list[Filter]:
+def readers(gateway: Gateway) -> list[Filter]:
+    """Filters that read token counts out of answers."""
     return [each for each in gateway.filters if _json_rules(each) or _sse_rules(each) or _lua(each)]
 
 
@@ -104,7 +105,7 @@ def _counted_in_stream(gateway: Gateway, route: RouteView) -> bool:
 
 def _by_log(gateway: Gateway) -> list[RouteView]:
     """Queued routes whose token counts come by the access log, where anything reads them."""
-    if not gateway.logs and not _readers(gateway):
+    if not gateway.logs and not readers(gateway):
         return []  # estimates only
     return [route for route in gateway.queued if not _counted_in_stream(gateway, route)]
 
@@ -113,7 +114,7 @@ def _estimated(setup: Setup) -> Iterator[Hit]:
     for gateway in setup.gateways:
         if (
             not gateway.logs
-            and not _readers(gateway)
+            and not readers(gateway)
             and any(not _counted_in_stream(gateway, route) for route in gateway.queued)
         ):
             yield Hit(gateway.chain, "nothing reads token counts")
@@ -134,7 +135,7 @@ def _sse_missing(setup: Setup) -> Iterator[Hit]:
 def _disabled(setup: Setup) -> Iterator[Hit]:
     for gateway in setup.gateways:
         for route in _by_log(gateway):
-            for each in _readers(gateway):
+            for each in readers(gateway):
                 if not route.runs(each):
                     yield Hit(
                         route.where,

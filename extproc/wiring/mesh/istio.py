@@ -17,7 +17,7 @@ from extproc.wiring.build import Addresses
 from extproc.wiring.description import Wiring, WiringError
 from extproc.wiring.mesh.pieces import pieces
 from extproc.wiring.mesh.place import Place
-from extproc.wiring.parts import CONNECTION_MANAGER, DIRECT, FAIRLANE, ROUTER, Address, Data
+from extproc.wiring.parts import CONNECTION_MANAGER, DIRECT, FAIRLANE, ROUTER, Address, Data, is_here
 
 _MANAGER_TYPE = "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
 _FILTER_CONFIG = "type.googleapis.com/envoy.config.route.v3.FilterConfig"
@@ -45,6 +45,12 @@ def documents(wiring: Wiring, addresses: Addresses, place: Place) -> list[Data]:
         raise WiringError(
             "--fairlane-ca with --fairlane-service: to a service of the mesh Envoy speaks the mesh's TLS; leave "
             "--fairlane-ca out, or give Fairlane's address by --ext-proc and the gateway a cluster of its own"
+        )
+    here = [] if place.fairlane is not None else [each for each in addresses.ext_proc if is_here(each[0])]
+    if here:
+        raise WiringError(
+            f"Fairlane at {here[0][0]}:{here[0][1]}: in the gateway's pod there is no Fairlane; name its Service by "
+            "--fairlane-service (fairlane.fairlane.svc.cluster.local:50051), or each replica by --ext-proc"
         )
     made = pieces(wiring, addresses)
     clusters = _Names(place)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from extproc.wiring.build import Addresses
 from extproc.wiring.description import Wiring, WiringError
 from extproc.wiring.mesh.place import Place
-from extproc.wiring.parts import Address, Data, is_ip
+from extproc.wiring.parts import Address, Data, is_here, is_ip
 
 GATEWAY_API = "gateway.networking.k8s.io"
 QUEUED, UPLOADS, DIRECT = "fairlane-queued", "fairlane-uploads", "fairlane-direct"
@@ -58,7 +58,13 @@ def fairlane(addresses: Addresses, place: Place) -> Service:
             f"{len(addresses.ext_proc)} addresses of Fairlane: this gateway knows one Service of it; name that alone "
             "(--fairlane-service; plain Envoy can be told of each replica)"
         )
-    return service(place.fairlane or addresses.ext_proc[0], place.namespace, "Fairlane at")
+    at = place.fairlane or addresses.ext_proc[0]
+    if is_here(at[0]):
+        raise WiringError(
+            f"Fairlane at {at[0]}:{at[1]}: in the gateway's pod there is no Fairlane; name its Service by "
+            "--fairlane-service, as fairlane.fairlane.svc:50051"
+        )
+    return service(at, place.namespace, "Fairlane at")
 
 
 def refuse(form: str, wiring: Wiring, addresses: Addresses) -> None:
