@@ -113,6 +113,12 @@ class Watched:
         wide, view = await self.page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
         assert wide <= view, (wide, view)
 
+    async def picture(self, name: str) -> None:
+        """A screenshot for people, where FAIRLANE_PICTURES names a folder."""
+        folder = os.environ.get("FAIRLANE_PICTURES")
+        if folder:
+            await self.page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
+
     async def accessible(self) -> None:
         results = await Axe().run(self.page)
         assert results.violations_count == 0, results.generate_report()

@@ -74,6 +74,7 @@ async def test_at_rest(browser: Browser) -> None:
         assert await page.page.title() == "Fairlane"
         assert not await page.page.locator("#connection").inner_text()
         await page.fits()
+        await page.picture("at-rest")
         page.clean()
 
 
@@ -99,6 +100,7 @@ async def test_under_load(browser: Browser, busy: Place) -> None:
         scale = max(max(each.limit, each.in_flight + each.foreign, each.capacity) for each in views)
         assert words.startswith(f"{views[0].in_flight} ours of ")
         assert ours == f"{98 * views[0].in_flight / scale:.2f}%"
+        await page.picture("under-load")
         page.clean()
 
 
@@ -109,6 +111,7 @@ async def test_an_engine_that_is_down_stands_first_and_says_why(browser: Browser
         assert await first.locator(".stance").inner_text() == "✕ down"
         assert await first.locator(".error").inner_text() == "refused: nothing listens at 10.0.0.3:8000"
         assert await page.texts(".tags .tag") == ["1 of 4 endpoints down"]
+        await page.picture("engine-down")
         page.clean()
 
 
@@ -130,6 +133,7 @@ async def test_a_thousand_tenants_and_fifty_endpoints(browser: Browser) -> None:
         await page.page.get_by_role("button", name="Show the first 8 endpoints").click()
         assert await page.page.locator(".endpoints tbody tr").count() == 8
         await page.fits()
+        await page.picture("thousand-tenants")
         page.clean()
 
 
@@ -228,6 +232,7 @@ async def test_the_service_goes_and_comes_back(browser: Browser) -> None:
         assert banner.startswith("No connection to Fairlane since ")
         assert "The figures are those of then." in banner
         assert (await page.text(".clock")).startswith("Old: as of ")
+        await page.picture("server-gone")
         await page.accessible()
         scene.end()
         await place.start()
@@ -394,11 +399,14 @@ async def test_names_are_texts(browser: Browser, view: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize(("scheme", "view"), VIEWS, ids=NAMES)
-async def test_it_can_be_used_by_all(browser: Browser, busy: Place, scheme: str, view: dict[str, int]) -> None:
+async def test_it_can_be_used_by_all(
+    browser: Browser, busy: Place, scheme: str, view: dict[str, int], request: pytest.FixtureRequest
+) -> None:
     async with page_of(browser, busy.url, color_scheme=scheme, viewport=view, reduced_motion="reduce") as page:
         await page.page.locator(".waiting button").first.click()
         await page.until("document.querySelector('.told .sentence') !== null")
         await page.page.locator(".classes button.plain:visible").first.click()
+        await page.picture(f"explained-{request.node.callspec.id}")
         await page.accessible()
         await page.fits()
         # tables stay tables, also where their rows are laid out in another way
