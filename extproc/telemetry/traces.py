@@ -133,7 +133,7 @@ class Tracer:
         except ImportError as error:
             raise TraceError(
                 f"telemetry.traces.otlp is set, and what it needs is not installed ({error}): install Fairlane with "
-                "its extra otel, pip install 'fairlane[otel]', or set telemetry.traces.otlp to null"
+                "its extra otel, pip install '.[otel]' in the project's folder, or set telemetry.traces.otlp to null"
             ) from error
         except SpansError as error:
             raise TraceError(str(error)) from error

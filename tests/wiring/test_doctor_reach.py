@@ -103,6 +103,7 @@ CHAT_ROUTE = {"path": CHAT}
         # any prefix
         (WILD, [CHAT_ROUTE, {"prefix": "/"}], [True, True]),
         (WILD, [{"safeRegex": {"regex": f".*{CHAT}"}}, {"prefix": "/"}], [True, False]),
+        (WILD, [{"safeRegex": {"regex": f".*{CHAT}"}}, {"safeRegex": {"regex": "/cart/[0-9]+"}}], [True, False]),
         (WILD, [{"safeRegex": {"regex": f"/[a-z]+{CHAT}"}}, {"prefix": "/"}], [True, True]),
         (WILD, [{"prefix": "/team-a/"}, {"path": "/team-b"}], [True, False]),
         (WILD, [{"path": f"/team-a{CHAT}"}, {"pathSeparatedPrefix": "/team-b"}], [True, True]),

@@ -23,9 +23,12 @@ from extproc.cli.child import Child
 from extproc.cli.ports import HostPort, free_ports
 from extproc.cli.probe import until_answered
 from extproc.cli.stack import envoy_binary
+from extproc.wiring.build import Addresses
+from extproc.wiring.description import Wiring
 from extproc.wiring.doctor import examine
 from extproc.wiring.doctor.finding import Finding, Severity
 from extproc.wiring.doctor.source import Source
+from extproc.wiring.mesh.pieces import pieces
 
 SECTION = re.split(r"^## ", (ROOT / "envoy" / "README.md").read_text(), flags=re.MULTILINE)
 (STEPS,) = [text for text in SECTION if text.startswith("Into an Envoy that you have\n")]
@@ -127,6 +130,15 @@ def test_the_steps_name_what_the_shipped_file_has() -> None:
     assert set(SETTINGS) <= Envoy().manager.keys()
     assert Envoy().route("direct")["typed_per_filter_config"] == OFF["typed_per_filter_config"]
     assert all(f"`{name}`" in STEPS for name in QUEUED)
+
+
+@pytest.mark.parametrize(
+    "wiring", [Wiring(), Wiring(profile="strict"), Wiring(facts="lua"), Wiring(append=True, unscheduled_priority=1)]
+)
+def test_the_route_whose_snippet_is_to_be_copied_switches_all_off(wiring: Wiring) -> None:
+    parts = pieces(wiring, Addresses())
+    direct = next(route for route in parts.routes if route["name"] == "direct")
+    assert set(direct["typed_per_filter_config"]) == {each["name"] for each in parts.filters}
 
 
 def test_the_doctor_finds_nothing_after_the_steps() -> None:

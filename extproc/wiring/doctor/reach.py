@@ -22,13 +22,16 @@ def reached(matches: Sequence[RouteMatch | None], queued: Sequence[str]) -> list
     endings = [path[1:] for path in queued if path.startswith("*")]
     whole = [path for path in queued if path.startswith("/")]
     found = [False] * len(matches)
-    for path in [*whole, *(before + ending for before in _BEFORE for ending in endings)]:
+    tried = [before + ending for before in _BEFORE for ending in endings]
+    for path in [*whole, *tried]:
         for number in _takers(matches, path):
             found[number] = True
     for number, match in enumerate(matches if endings else ()):
         if match is not None and not found[number]:
-            own = _own(match, endings)
-            found[number] = match.safe_regex is not None or any(number in _takers(matches, path) for path in own)
+            if match.safe_regex is not None:  # unless routes before it take whatever has such an ending
+                found[number] = any(not any(matching.route(m, path) for m in matches[:number] if m) for path in tried)
+            else:
+                found[number] = any(number in _takers(matches, path) for path in _own(match, endings))
     return found
 
 
