@@ -135,10 +135,17 @@ class Journal:
         """A scheduler has taken in an event. It is only read."""
         kind: type = type(event)
         page = event if isinstance(event, _PAGES) else None
+        # As `_woken` and `_told_of` do it; written out, since each event comes this way.
         if page is None or scheduler.requests:  # engines are read while nothing happens, too
-            self._woken()
-        if effects:
-            self._told_of(scheduler.policy.name, effects)
+            try:
+                self._wake()
+            except Exception:
+                self._failed("sampler")
+        if effects and self._decided is not None:
+            try:
+                self._decided(scheduler.policy.name, effects)
+            except Exception:
+                self._failed("history")
         if self._requests is not None and (effects or kind is Arrive or kind is End):
             try:
                 self._requests.seen(scheduler, event, now, effects)

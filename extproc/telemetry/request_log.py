@@ -123,15 +123,15 @@ class RequestLog:
             request = scheduler.requests.get(event.id)
             if request is not None and request.state is _QUEUED:
                 self._hold(request, scheduler)
-        elif type(event) is End:
-            held = self._drop(event.id)
-            if held is not None:
-                self._left(held, now)
+        elif type(event) is End and (held := self._drop(event.id)) is not None:
+            self._left(held, now)
         for effect in effects:
             if type(effect) is Release:
-                held = self._drop(effect.id)
-                if effect.waited_s > self._slow_after:
-                    self._released(scheduler, held, effect)
+                slow = effect.waited_s > self._slow_after
+                if slow or effect.id in self._held:  # most go as they come, and cost no call
+                    held = self._drop(effect.id)
+                    if slow:
+                        self._released(scheduler, held, effect)
             elif type(effect) is Refuse:
                 self._refused(scheduler, self._drop(effect.id), effect)
             elif type(effect) is Evict:

@@ -121,7 +121,7 @@ async def test_spans_need_what_makes_them(run: Run, monkeypatch: pytest.MonkeyPa
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     it = run(telemetry={"traces": {"otlp": "http://127.0.0.1:4317"}})
-    with pytest.raises(StartError, match=r"fairlane\[otel\]"):
+    with pytest.raises(StartError, match=r"\.\[otel\]"):
         await it.over()
 
 
