@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import json
 import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -14,7 +12,7 @@ import aiohttp
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "wiring"))  # what gateways make of our objects
 from mesh_case import Emit, rewired
-from rig import FAST_ENGINE, MODEL, Json, Rig, running
+from rig import FAST_ENGINE, MODEL, Json, Rig, chat, running
 
 from extproc.wiring.description import Wiring
 from extproc.wiring.mesh.forms import Form
@@ -48,23 +46,23 @@ async def behind(
         yield rig
 
 
-async def doctor(rig: Rig) -> list[Json]:
-    """Findings about the Envoy that runs, but for notes."""
-    command = ["doctor", "--envoy-admin", f"http://{rig.stack.addresses.envoy_admin}", "--json"]
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "extproc.cli.main", *command, "--config", str(rig.stack.directory / "fairlane.yaml")),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        cwd=rig.stack.directory,
-    )
-    try:
-        out, err = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert process.returncode in (0, 1), err.decode()
-    return [each for each in json.loads(out)["findings"] if each["severity"] != "note"]
+async def assert_held_in_order(rig: Rig, tenant: str, priority: int) -> None:
+    """Of four requests of class batch one is inside and three are held, of which one leaves; the others go in the order
+    of their arrival, with `priority`."""
+    headers = {"x-class": "batch"}
+    async with rig.hung_engines():
+        tasks = [rig.start(chat(), tenant=tenant, headers=headers)]
+        await rig.until_inside(1)
+        for number in range(3):
+            tasks.append(rig.start(chat(), tenant=tenant, headers={**headers, "x-number": str(number)}))
+            await rig.until_held(number + 1)
+        tasks.pop(1).cancel()
+        await rig.until_held(2)
+        assert len(await rig.seen(tenant)) == 1
+    assert [(await task).status for task in tasks] == [200] * 3
+    entries = await rig.seen(tenant)
+    assert [entry["headers"].get("x-number") for entry in entries] == [None, "1", "2"]
+    assert {entry["priority"] for entry in entries} == {priority}
 
 
 def upload(text: bytes = b"RIFF") -> aiohttp.FormData:

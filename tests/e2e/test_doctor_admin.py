@@ -2,37 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rig import Json, Rig, running
+from doctor_run import doctor
+from rig import running
 
 pytestmark = pytest.mark.e2e
-
-
-async def doctor(rig: Rig) -> tuple[int, Json]:
-    """Exit code and report, with the fairlane.yaml that the service runs with."""
-    command = ["doctor", "--envoy-admin", f"http://{rig.stack.addresses.envoy_admin}", "--json"]
-    config = str(rig.stack.directory / "fairlane.yaml")
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "extproc.cli.main", *command, "--config", config),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        cwd=rig.stack.directory,
-    )
-    try:
-        out, err = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert process.returncode in (0, 1), err.decode()
-    report: Json = json.loads(out)
-    return process.returncode, report
 
 
 async def test_the_shipped_configuration_is_clean(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from mesh_rig import BATCH, DEFAULT, behind, doctor, upload
+from doctor_run import faults
+from mesh_rig import BATCH, DEFAULT, assert_held_in_order, behind, upload
 from rig import MODEL, Rig, chat, until
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "wiring"))
@@ -100,20 +101,7 @@ async def test_forged_headers_go_and_the_priority_is_ours(rig: Rig, tenant: str)
 
 
 async def test_held_in_order_and_released_with_their_priority(rig: Rig, tenant: str) -> None:
-    headers = {"x-class": "batch"}
-    async with rig.hung_engines():
-        tasks = [rig.start(chat(), tenant=tenant, headers=headers)]
-        await rig.until_inside(1)
-        for number in range(3):
-            tasks.append(rig.start(chat(), tenant=tenant, headers={**headers, "x-number": str(number)}))
-            await rig.until_held(number + 1)
-        tasks.pop(1).cancel()
-        await rig.until_held(2)
-        assert len(await rig.seen(tenant)) == 1
-    assert [(await task).status for task in tasks] == [200] * 3
-    entries = await rig.seen(tenant)
-    assert [entry["headers"].get("x-number") for entry in entries] == [None, "1", "2"]
-    assert {entry["priority"] for entry in entries} == {BATCH}
+    await assert_held_in_order(rig, tenant, BATCH)
 
 
 async def test_other_routes_are_untouched(rig: Rig) -> None:
@@ -141,7 +129,7 @@ async def test_large_bodies_arrive_and_too_large_ones_are_refused(rig: Rig, tena
 
 
 async def test_the_doctor_finds_nothing(rig: Rig) -> None:
-    assert await doctor(rig) == []
+    assert await faults(rig) == []
 
 
 async def test_held_requests_outlive_fairlane(stack: Rig, tenant: str) -> None:
@@ -194,7 +182,7 @@ async def test_strict_holds_follows_and_refuses_without_fairlane(tmp_path: Path)
         assert entry["headers"]["x-fairlane-ticket"]
         await rig.books_closed()
         assert await rig.metric("fairlane_settled_requests_total", source="usage") == 1
-        assert {each["id"] for each in await doctor(rig)} == {"retry_span"}  # which `hasty` has made short
+        assert {each["id"] for each in await faults(rig)} == {"retry_span"}  # which `hasty` has made short
         await rig.stack.kill(FAIRLANE)
         answer = await rig.post({"model": MODEL, "messages": []}, tenant="b")
         assert (answer.status, answer.error["code"]) == (503, "fairlane_unavailable")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import istio_case
 import pytest
+from doctor_run import faults
 from replicas import ROOMY
 from rig import Json, Rig, chat, running
 
@@ -103,17 +102,7 @@ async def test_killed_while_it_holds_and_started_again(tmp_path: Path) -> None:
 async def test_the_doctor_finds_nothing_but_the_other_host(tmp_path: Path) -> None:
     """Which leads to the same engines, and is not patched."""
     async with scene(tmp_path) as rig:
-        command = ["doctor", "--envoy-admin", f"http://{rig.stack.addresses.envoy_admin}", "--json"]
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "extproc.cli.main", *command),
-            *("--config", str(rig.stack.directory / "fairlane.yaml")),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            cwd=rig.stack.directory,
-        )
-        out, err = await process.communicate()
-        assert process.returncode in (0, 1), err.decode()
-    found = [each for each in json.loads(out)["findings"] if each["severity"] != "note"]
+        found = await faults(rig)
     assert [each["id"] for each in found] == ["queue_bypassed"], found
     assert "virtual_hosts[1]" in found[0]["where"]
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from mesh_rig import BATCH, DEFAULT, behind, doctor, upload
+from doctor_run import faults
+from mesh_rig import BATCH, DEFAULT, assert_held_in_order, behind, upload
 from rig import Rig, chat, until
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "wiring"))
@@ -75,20 +76,7 @@ async def test_forged_headers_go_and_the_priority_is_ours(rig: Rig, tenant: str)
 
 
 async def test_held_in_order_and_released_with_their_priority(rig: Rig, tenant: str) -> None:
-    headers = {"x-class": "batch"}
-    async with rig.hung_engines():
-        tasks = [rig.start(chat(), tenant=tenant, headers=headers)]
-        await rig.until_inside(1)
-        for number in range(3):
-            tasks.append(rig.start(chat(), tenant=tenant, headers={**headers, "x-number": str(number)}))
-            await rig.until_held(number + 1)
-        tasks.pop(1).cancel()
-        await rig.until_held(2)
-        assert len(await rig.seen(tenant)) == 1
-    assert [(await task).status for task in tasks] == [200] * 3
-    entries = await rig.seen(tenant)
-    assert [entry["headers"].get("x-number") for entry in entries] == [None, "1", "2"]
-    assert {entry["priority"] for entry in entries} == {BATCH}
+    await assert_held_in_order(rig, tenant, BATCH)
 
 
 async def test_other_routes_are_untouched(rig: Rig) -> None:
@@ -107,7 +95,7 @@ async def test_uploads_and_large_bodies_are_queued(rig: Rig, tenant: str) -> Non
 
 async def test_the_doctor_does_not_see_into_a_composite_filter(rig: Rig) -> None:
     """envoy/kgateway/README.md says so."""
-    assert [each["id"] for each in await doctor(rig)] == ["ext_proc_missing"]
+    assert [each["id"] for each in await faults(rig)] == ["ext_proc_missing"]
 
 
 async def test_a_held_request_does_not_outlive_fairlane(
