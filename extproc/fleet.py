@@ -237,8 +237,14 @@ class Fleet:
             on_failure=lambda failure: self._not_read(member, failure),
             on_engine=lambda found: self._is(member, found),
             busy=lambda: self._driver.busy_at(address),
+            stretch=lambda: self._stretch(address),
             clock=self._driver.now,
         )
+
+    def _stretch(self, address: str) -> float:
+        """More than 1 where other replicas read its pages too."""
+        window = self._driver.scheduler.windows.get(address)
+        return 1.0 if window is None else window.stretch
 
     def _use(self, member: _Member) -> None:
         """The scheduler may choose it from now on."""

@@ -23,7 +23,7 @@ from google.protobuf.message import Message
 
 from extproc import __version__
 from extproc.admin import flows, messages
-from extproc.admin.control import Control, RunningPool
+from extproc.admin.control import ClusterState, Control, RunningPool
 from extproc.admin.flows import Flow
 from extproc.admin.pool_messages import PoolMessages
 from extproc.admin.portions import Portions, Work
@@ -91,6 +91,7 @@ class Live:
             "revision": revisions.revision,
             "file_error": legible(revisions.file_error or "", LONGEST_TEXT),
             "serving": self._control.serving,
+            "cluster": None if (seen := self._control.cluster()) is None else _cluster(seen),
             "watchers": self._watchers(),
             "held": sum(each.scheduler.queued for each in running),
             "in_flight": sum(cls.queue.in_flight for each in running for cls in each.scheduler.classes),
@@ -195,6 +196,21 @@ def legible(text: str, most: int = LONGEST_NAME) -> str:
     return "".join(c if c.isprintable() or c in _JOINERS else ascii(c)[1:-1] for c in cut)
 
 
+def _cluster(seen: ClusterState) -> dict[str, Any]:
+    return {
+        "mode": seen.mode,
+        "name": seen.name,
+        "replica": seen.replica,
+        "active": seen.active,
+        "active_replica": legible(seen.active_replica),
+        "replicas": len(seen.replicas),
+        "expected": seen.expected,
+        "store_used": seen.store_used,
+        "store_lost_s": _figure(seen.lost_s),
+        "error": legible(seen.error, LONGEST_TEXT),
+    }
+
+
 def _busiest(running: list[RunningPool]) -> list[RunningPool]:
     """Those with most waiting, where there are too many for a page; by name."""
     if len(running) <= MOST_POOLS:
@@ -289,6 +305,8 @@ def _endpoint(seen: pb.Endpoint) -> dict[str, Any]:
         "failed": seen.failed_count,
         "at_floor": seen.at_floor,
         "removed": seen.removed,
+        "others": seen.others_slots,
+        "claim": _optional(seen, "claim_slots"),
     }
 
 

@@ -83,6 +83,7 @@ class Pools:
         self._keys = Keys(config)
         self._watching: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[None]] = set()
+        self._on_busy: Callable[[], None] | None = None
         self._pools = {
             pool.name: self._made(pool, config.pool_policy(pool), Ways.configured(pool)) for pool in config.pools
         }
@@ -94,6 +95,12 @@ class Pools:
         for running in self._pools.values():
             self._start(running)
         self._watch_keys()
+
+    def when_busy(self, call: Callable[[], None]) -> None:
+        """`call` when a request comes to a pool that is idle, or is the first that has to wait there."""
+        self._on_busy = call
+        for running in self._pools.values():
+            running.driver.on_busy = call
 
     async def stop(self) -> None:
         """What is still held or inside is let go of."""
@@ -226,6 +233,7 @@ class Pools:
         driver = PoolDriver(
             policy, pool.endpoints.known, asyncio.get_running_loop(), self._metrics, tape, self._journal
         )
+        driver.on_busy = self._on_busy
         driver.observe(observes(pool))
         return Running(pool, driver, ways, Fleet(pool, driver, ways, self._metrics, access=access), tape)
 

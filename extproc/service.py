@@ -10,7 +10,7 @@ import structlog
 
 from extproc import __version__
 from extproc.admin.access import AdminStartError
-from extproc.admin.control import EngineState, RecordingState, RunningPool, SourceState
+from extproc.admin.control import ClusterState, EngineState, RecordingState, RunningPool, SourceState
 from extproc.admin.portions import Portions
 from extproc.admin.revisions import Revisions
 from extproc.admin.server import AdminServer
@@ -31,6 +31,7 @@ from extproc.engines.access import AccessError
 from extproc.live import Live
 from extproc.notify import Notifier
 from extproc.pools import Pools
+from extproc.replicas import Replicas, ReplicasError
 from extproc.telemetry.http import HttpPort
 from extproc.telemetry.journal import OBSERVED
 from extproc.telemetry.metrics import ConfigurationStats, EndpointSetStats, Metrics, ScrapeStats, Sources
@@ -97,6 +98,12 @@ class Service:
         gate = pools.gate
         tracking = Tracking(gate, self.metrics)
         processor = ExternalProcessor(gate, tracking, self.metrics, journal)
+        try:
+            self._replicas = replicas = Replicas(
+                config.cluster, pools, processor, self.metrics, version=__version__, revision=lambda: revisions.revision
+            )
+        except ReplicasError as error:
+            raise StartError(str(error)) from error
         portions = Portions()
         live = Live(self, revisions, self._telemetry.history.plain, lambda: http.watchers, portions)
         http = HttpPort(
@@ -107,6 +114,7 @@ class Service:
             self.scrape_stats,
             self.set_stats,
             live if config.telemetry.page else None,
+            replicas.stats,
         )
         self.metrics.watch(
             Sources(
@@ -122,6 +130,7 @@ class Service:
                 modes=lambda: {each.pool.name: each.pool.mode for each in self._pools},
                 held_of=self._held_of,
                 page_watchers=lambda: http.watchers,
+                cluster=replicas.stats,
                 certificates=lambda: {
                     port: tls.expires()
                     for port, tls in (("ext_proc", edge_tls), ("admin", admin.access.tls), ("http", http_tls))
@@ -147,11 +156,13 @@ class Service:
         except ConfigError as error:
             await http.stop()
             raise StartError(str(error)) from error
+        await replicas.join(revisions)
         await edge.server.start()
         await admin.start()
-        await edge.set_serving(True)
+        await edge.set_serving(replicas.active)
         await admin.set_serving(True)
         pools.start(processor)
+        replicas.start(edge)
         following = [
             asyncio.create_task(revisions.run(), name="configuration"),
             asyncio.create_task(admin.watch(lambda: self.metrics.fault("token_file")), name="token file"),
@@ -172,6 +183,7 @@ class Service:
         for reload in self._reloads:  # what it reads may hang
             reload.cancel()
         await asyncio.gather(*following, *self._reloads, return_exceptions=True)
+        await replicas.stop()
         await pools.stop()
         tracking.close()
 
@@ -205,7 +217,9 @@ class Service:
         held = sum(pool.queued for pool in self.pools())
         log.info("draining", held=held, in_flight=inside, grace_s=settings.grace, held_requests=settings.held)
         self._notifier.stopping(f"draining: {held} held, {inside} inside", settings.grace + _LETTING_GO_S + _STOPPED_S)
+        self._replicas.drain()
         await edge.set_serving(False)
+        await self._replicas.release()
         # Its own time never ends: a stop whose grace is over in the moment in which another one has stopped the server
         # crashes the process (grpcio 1.85 cancels the calls of a server that is gone).
         stopping = asyncio.ensure_future(edge.server.stop(_NEVER_S))
@@ -271,6 +285,9 @@ class Service:
 
     def recording(self) -> RecordingState:
         return self._pools.recording()
+
+    def cluster(self) -> ClusterState | None:
+        return self._replicas.state()
 
     def ticket_of(self, x_request_id: str) -> str | None:
         return self._pools.gate.request_ids.ticket(x_request_id)

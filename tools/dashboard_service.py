@@ -286,3 +286,95 @@ OPERATIONS = Row(
         ),
     ),
 )
+
+REPLICAS = Row(
+    "Replicas",
+    (
+        Panel(
+            "Active",
+            "Which replicas take traffic. In mode standby one does.",
+            "short",
+            (Query(f"fairlane_cluster_active{{{SERVICE}}}", "{{instance}}"),),
+            kind="state-timeline",
+            mappings={"0": ("stands by", "blue"), "1": ("active", "green")},
+        ),
+        Panel(
+            "Store",
+            "Whether the store by which the replicas meet answers.",
+            "short",
+            (
+                Query(f"fairlane_cluster_store_lost{{{SERVICE}}}", "{{instance}}"),
+                Query(f"2 * fairlane_cluster_id_in_use{{{SERVICE}}}", "{{instance}} id"),
+            ),
+            kind="state-timeline",
+            mappings={"0": ("good", "green"), "1": ("lost", "red"), "2": ("id in use", "red")},
+        ),
+        lines(
+            "Replicas that live",
+            "As each of them sees it, and how many there should be.",
+            "short",
+            (f"fairlane_cluster_replicas{{{SERVICE}}}", "{{instance}}"),
+            (f"max(fairlane_cluster_expected_replicas{{{SERVICE}}})", "expected"),
+            dashed="expected",
+        ),
+        lines(
+            "Age of what is known",
+            "Since the store's last answer. Longer when nothing waits or runs.",
+            "s",
+            (f"fairlane_cluster_exchange_age_seconds{{{SERVICE}}}", "{{instance}}"),
+        ),
+        lines(
+            "Time of an exchange",
+            "Until the store has answered.",
+            "s",
+            (quantile(0.5, "fairlane_cluster_exchange_seconds", SERVICE, "instance"), "{{instance}} p50"),
+            (quantile(0.99, "fairlane_cluster_exchange_seconds", SERVICE, "instance"), "{{instance}} p99"),
+        ),
+        lines(
+            "Exchanges",
+            "With the store; those that failed, by cause.",
+            "cps",
+            (rate("fairlane_cluster_exchanges_total", SERVICE, "instance"), "{{instance}}"),
+            (rate("fairlane_cluster_exchange_failures_total", SERVICE, "instance, kind"), "{{instance}} {{kind}}"),
+        ),
+        lines(
+            "Claim of $endpoint",
+            "Cluster mode shared: slots that each replica may hold, and holds.",
+            "short",
+            (f"fairlane_endpoint_claim_slots{{{ENDPOINT}}}", "may {{instance}}"),
+            (
+                f"fairlane_endpoint_in_flight_slots{{{ENDPOINT}}} and fairlane_endpoint_claim_slots{{{ENDPOINT}}}",
+                "holds {{instance}}",
+            ),
+            dashed="may",
+            repeat="endpoint",
+        ),
+        lines(
+            "Held by others",
+            "Slots, as each replica last heard.",
+            "short",
+            (f"fairlane_endpoint_others_slots{{{ENDPOINT}}}", "{{endpoint}} {{instance}}"),
+        ),
+        lines(
+            "Bytes, and what could not be read",
+            "Of all replicas, to and from the store; messages of others that could not be read.",
+            "Bps",
+            (rate("fairlane_cluster_bytes_total", SERVICE, "direction"), "{{direction}}"),
+            (rate("fairlane_cluster_bad_messages_total", SERVICE, "instance"), "{{instance}} not read"),
+        ),
+        lines(
+            "Streams at a replica that stands by",
+            "They are served. Envoy sends some when no replica is healthy.",
+            "cps",
+            (rate("fairlane_cluster_standby_streams_total", SERVICE, "instance"), "{{instance}}"),
+        ),
+        table(
+            "Cluster",
+            "Mode, name and id of each replica; other versions in the store.",
+            f"fairlane_cluster_info{{{SERVICE}}}",
+            f"fairlane_cluster_other_versions{{{SERVICE}}}",
+            width=16,
+        ),
+    ),
+    collapsed=True,
+)

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from dashboard_panel import POOL, SERVICE, Panel, Row
-from dashboard_service import ENGINES, OPERATIONS, WINDOWS
+from dashboard_service import ENGINES, OPERATIONS, REPLICAS, WINDOWS
 from dashboard_traffic import CLASSES, FAIRNESS, OBSERVED, OVERVIEW, TOKENS
 
 FILE = Path(__file__).parent.parent / "deploy" / "grafana" / "fairlane.json"
 _WIDTH = 24
-_ROWS = (OVERVIEW, WINDOWS, CLASSES, FAIRNESS, TOKENS, ENGINES, OPERATIONS, OBSERVED)
+_ROWS = (OVERVIEW, WINDOWS, CLASSES, FAIRNESS, TOKENS, ENGINES, OPERATIONS, REPLICAS, OBSERVED)
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 # name, label, what its values are read from

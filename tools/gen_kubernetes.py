@@ -4,13 +4,14 @@
 
 - components/monitoring/rules.yaml: the alert rules, as an object of the Prometheus operator.
 - examples/envoy/envoy.yaml: an Envoy for overlays/single, by `fairlane envoy-config`.
+- examples/envoy-three/envoy.yaml: the same for overlays/standby and overlays/shared.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,8 @@ ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "deploy" / "kubernetes"
 RULES = FOLDER / "components" / "monitoring" / "rules.yaml"
 ENVOY = FOLDER / "examples" / "envoy" / "envoy.yaml"
-_ENVOY_OPTIONS = (
-    "--config=deploy/kubernetes/overlays/single/fairlane.yaml",
-    "--listener=0.0.0.0:10000",
-    "--envoy-admin=127.0.0.1:9901",
-    "--ext-proc=fairlane-pods.fairlane.svc.cluster.local:50051",
-    "--format=yaml",
-)
+ENVOY_FOR_THREE = FOLDER / "examples" / "envoy-three" / "envoy.yaml"
+_PODS = "fairlane-pods.fairlane.svc.cluster.local:50051"
 
 
 class _Dumper(yaml.SafeDumper):
@@ -54,9 +50,25 @@ def rules() -> str:
 
 
 def envoy() -> str:
-    """Envoy's configuration. Raises CalledProcessError: the message is on standard error."""
+    """Envoy's configuration for one pod. Raises CalledProcessError: the message is on standard error."""
+    return _envoy("single", [_PODS])
+
+
+def envoy_for_three() -> str:
+    """The same for three, of which each has a name."""
+    return _envoy("shared", [f"fairlane-{number}.{_PODS}" for number in range(3)])
+
+
+def _envoy(overlay: str, ext_proc: Sequence[str]) -> str:
+    options = [
+        f"--config=deploy/kubernetes/overlays/{overlay}/fairlane.yaml",
+        "--listener=0.0.0.0:10000",
+        "--envoy-admin=127.0.0.1:9901",
+        *(f"--ext-proc={each}" for each in ext_proc),
+        "--format=yaml",
+    ]
     made = subprocess.run(  # noqa: S603 - our own command
-        [sys.executable, "-m", "extproc.cli.main", "envoy-config", *_ENVOY_OPTIONS],
+        [sys.executable, "-m", "extproc.cli.main", "envoy-config", *options],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
@@ -65,7 +77,7 @@ def envoy() -> str:
     return f"# Made by tools/gen_kubernetes.py. ../../../../envoy/envoy.yaml says why each setting is there.\n{made}"
 
 
-FILES: dict[Path, Callable[[], str]] = {RULES: rules, ENVOY: envoy}
+FILES: dict[Path, Callable[[], str]] = {RULES: rules, ENVOY: envoy, ENVOY_FOR_THREE: envoy_for_three}
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-EXTRAS = ("fast", "otel")
+EXTRAS = ("fast", "otel", "cluster")
 
 
 def required_by(name: str, extras: tuple[str, ...] = ()) -> Mapping[str, tuple[str, ...]]:

@@ -127,7 +127,7 @@ def reduced(bom: dict[str, Any]) -> dict[str, Any]:
         "bomFormat": bom["bomFormat"],
         "specVersion": bom["specVersion"],
         "version": 1,
-        "metadata": {"component": root, "properties": [{"name": "fairlane:extras", "value": "fast,otel"}]},
+        "metadata": {"component": root, "properties": [{"name": "fairlane:extras", "value": "fast,otel,cluster"}]},
         "components": components,
         "dependencies": dependencies,
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,7 @@ from extproc.config.inheritance import own_tenants
 from extproc.config.load import FileData, from_data
 from extproc.config.model import Config
 from extproc.config.overlay import FieldChange, Overlay
+from extproc.config.shared import ReplicaTaken, SharedRevision
 
 LONGEST_REASON = 1000  # characters
 SHORTEST_TTL_S, LONGEST_TTL_S = 1.0, 366 * 86400.0
@@ -33,6 +34,8 @@ class Result:
     changes: tuple[FieldChange, ...]  # of the data in force; empty: it was so already
     warnings: tuple[Fault, ...]
     expires_at: float | None  # seconds since 1970
+    shared: SharedRevision | None = None  # what it made for all replicas; None: it is of this process alone
+    replicas: tuple[ReplicaTaken, ...] = ()  # what became of `shared` there, this one first
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,10 @@ class Change:
     rolled_back_to: int = 0
     unfit: grpc.StatusCode = grpc.StatusCode.INVALID_ARGUMENT  # for what is no configuration
     must: bool = False  # also where it cannot be kept
+    # Called when all is ready, before it is kept; gives the change as it is to be carried through. Raises AdminError.
+    publish: Callable[[Candidate], Awaitable[Change]] | None = None
+    shared: SharedRevision | None = None  # that it puts in force here, to be remembered with the revision
+    shared_by: str = ""  # name of the cluster
 
     def check(self) -> None:
         """What an operator says beside the change itself. Raises AdminError."""

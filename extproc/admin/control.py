@@ -62,6 +62,39 @@ class RecordingState:
     stopped_by_error: bool
 
 
+@dataclass(frozen=True, slots=True)
+class ReplicaState:
+    """One replica of the cluster, as it told of itself."""
+
+    replica: str
+    age_s: float  # since it was heard of last
+    version: str = ""
+    revision: int = 0  # of its configuration, counted by itself
+    cluster_revision: int = 0  # of the live changes that all share; 0: none
+    refused: str = ""  # why the newest of these cannot be in force there
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """The cluster, as this replica sees it."""
+
+    mode: str  # as configured
+    name: str
+    replica: str  # this process
+    expected: int
+    active: bool = True  # False: another one is, of mode standby
+    active_replica: str = ""  # by the store, of mode standby
+    store_used: bool = False  # False: the replicas know nothing of each other
+    lost_s: float | None = None  # since when the store has not answered; None: it does
+    error: str = ""  # cause and cure of the last failure
+    exchange_age_s: float | None = None  # since the last answer
+    exchanges: int = 0
+    failures: int = 0
+    replicas: tuple[ReplicaState, ...] = ()  # that live, this one first
+    in_use: bool = False  # another process has this one's id
+    other_versions: tuple[str, ...] = ()
+
+
 class Control(Protocol):
     """The running service. To be called from its event loop."""
 
@@ -93,6 +126,9 @@ class Control(Protocol):
     def sources(self) -> Sequence[SourceState]: ...
 
     def recording(self) -> RecordingState: ...
+
+    def cluster(self) -> ClusterState | None:
+        """None: this process is the only one, and asks no store."""
 
     def ticket_of(self, x_request_id: str) -> str | None:
         """Id of the request that Envoy or its client calls `x_request_id`. None: not known; "": several have it."""

@@ -31,7 +31,7 @@ from extproc.admin.consequences import in_use
 from extproc.admin.control import Control
 from extproc.admin.errors import AdminError, Violation, invalid_config
 from extproc.admin.in_force import Candidate, InForce
-from extproc.admin.records import AuditRecord, Kind, Revision, service
+from extproc.admin.records import AuditRecord, Kind, Note, Revision, service
 from extproc.admin.store import StaleError, Store, StoreError
 from extproc.config.faults import ConfigError, Fault
 from extproc.config.overlay import Overlay, diff
@@ -39,6 +39,15 @@ from extproc.config.overlay import Overlay, diff
 log = structlog.get_logger()
 
 _ATTEMPTS = 3  # at what has to happen, while another process makes revisions too
+
+
+class _OvertakenError(Exception):
+    """Another process has made a revision meanwhile."""
+
+    def __init__(self, change: Change, stale: StaleError) -> None:
+        super().__init__(str(stale))
+        self.change = change  # as it is to be tried again
+        self.stale = stale
 
 
 class Ledger:
@@ -74,17 +83,19 @@ class Ledger:
     async def carry_out(self, change: Change) -> Result:
         """Make the change, or only see what it would do (`validate_only`), and keep a record of it. Raises AdminError,
         with no record kept."""
-        for _ in range(_ATTEMPTS if change.must else 1):
+        for left in reversed(range(_ATTEMPTS)):
             try:
                 return await self._carry_out(change)
-            except StaleError as error:
-                stale = error
-                await self._catch_up(error)
+            except _OvertakenError as error:
+                change, stale = error.change, error.stale
+                await self._catch_up(stale)
+                if not (change.must and left):
+                    break
         told = f"{stale}: that is in force here too now; read it again, and decide again"
         raise AdminError(grpc.StatusCode.ABORTED, told) from stale
 
     async def _carry_out(self, change: Change) -> Result:
-        """Raises AdminError; StaleError."""
+        """Raises AdminError; _OvertakenError."""
         now = self.now
         if change.etag and change.etag != now.etag:
             told = f"{now.etag} is in force, not {change.etag}: read it again, and decide again"
@@ -98,8 +109,14 @@ class Ledger:
         if change.validate_only or found.same:
             await self.audit.add(replace(record, message="" if found.changes else "it was so already"))
             return result
-        record = replace(record, revision=found.state.number)
-        kept = await self._keep(change, found, record, expires_at)
+        if change.publish is not None:
+            change = await change.publish(found)
+        told = "" if change.shared is None else f"cluster revision {change.shared.revision}"
+        record = replace(record, revision=found.state.number, message=told)
+        try:
+            kept = await self._keep(change, found, record, expires_at)
+        except StaleError as error:
+            raise _OvertakenError(change, error) from error
         state = found.state if kept else replace(found.state, number=now.number)
         self.audit.tell(record if kept else replace(record, revision=0, message="could not be kept"))
         try:
@@ -155,7 +172,10 @@ class Ledger:
             version=__version__,
         )
         try:
-            await asyncio.to_thread(self.store.commit, revision, state.file.data, record, expected=state.number - 1)
+            note = None if change.shared is None else Note.of(change.shared_by, state.number, change.shared)
+            await asyncio.to_thread(
+                self.store.commit, revision, state.file.data, record, expected=state.number - 1, note=note
+            )
         except StaleError:
             raise
         except StoreError as error:

@@ -124,6 +124,8 @@ def endpoint(seen: WindowView, pool: str, engine: EngineState | None, *, removed
         controller=seen.controller,
         at_floor=seen.at_floor,
         removed=removed,
+        others_slots=seen.others,
+        claim_slots=seen.claim,
     )
 
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from extproc.config.overlay import FieldChange
+from extproc.config.shared import SharedRevision
 from extproc.core.plain import Plain
 
 # Control characters, ends of lines, halves of surrogate pairs, and what turns the direction of text round: they break
@@ -77,6 +78,19 @@ class AuditRecord:
     revision: int = 0  # that it made
     count: int = 1
     id: int = 0  # given by the store
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """That a revision has what all replicas of a cluster have."""
+
+    cluster: str  # name
+    revision: int  # here
+    shared: dict[str, Any]  # SharedRevision.to_plain()
+
+    @classmethod
+    def of(cls, cluster: str, revision: int, shared: SharedRevision) -> Note:
+        return cls(cluster, revision, shared.to_plain())
 
 
 def changes_to_plain(changes: tuple[FieldChange, ...]) -> list[Plain]:

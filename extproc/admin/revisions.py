@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 from typing import Any, TypeVar
 
@@ -31,8 +31,10 @@ from extproc.admin.errors import AdminError, invalid
 from extproc.admin.expiries import Expiries, PendingExpiry
 from extproc.admin.in_force import InForce, leading_to
 from extproc.admin.ledger import Ledger
+from extproc.admin.peers import Peers
 from extproc.admin.records import AuditRecord, Author, Kind, Revision, service
 from extproc.admin.reloads import Reloads
+from extproc.admin.replication import Replication
 from extproc.admin.start import ATTEMPTS, Begun, begin, begin_and_keep, keep
 from extproc.admin.store import StaleError, Store, StoreError
 from extproc.config.administration import Administration
@@ -68,6 +70,8 @@ class Revisions:
         self._set_aside_by, self._set_aside = _set_aside(store, begun)
         self._expiries = Expiries(self._ledger, self._wake)
         self._reloads = Reloads(self._ledger, self._in_turn, self._changed)
+        self._replication: Replication | None = None  # None: no other replica has the same live changes
+        self._news = False  # of other replicas, that wait for their turn
         self._turn = asyncio.Lock()
         self._part, self._whole_file = asyncio.Lock(), asyncio.Lock()  # whose turn it is to be looked at
         self._tasks: set[asyncio.Task[Any]] = set()  # the loop itself holds them weakly
@@ -168,6 +172,32 @@ class Revisions:
             self._set_aside_by, self._set_aside = await asyncio.to_thread(_set_aside, ledger.store, begun)
         log.error("state_not_kept", note="another process makes revisions all the time")
 
+    async def join(self, peers: Peers) -> None:
+        """Have the live changes of all replicas from now on; once, after `keep`. What they have is in force here when
+        it returns, unless the store is lost or it does not fit. Raises nothing."""
+        self._replication = Replication(self._ledger, peers)
+        peers.follow(self._hear)
+        await self._in_turn(self._join)
+
+    async def _join(self) -> None:
+        if self._replication is not None:
+            await self._replication.begin()
+            await self._changed()
+
+    def _hear(self) -> None:
+        """The others may have something new."""
+        if not self._news:
+            self._news = True
+            self._later(self._in_turn(self._look))
+
+    async def _look(self) -> None:
+        self._news = False
+        if self._replication is not None and self._ledger.serving:
+            before = self._ledger.now
+            await self._replication.look()
+            if self._ledger.now is not before:
+                await self._changed()
+
     async def run(self) -> None:
         """Undo what expires and take a changed file; return never. To be cancelled before `close`."""
         self._running = True
@@ -222,7 +252,7 @@ class Revisions:
 
         make = _patching(patch, mask)
         change = Change(Kind.CHANGE, author, reason, make, ttl_s, etag, validate_only, tuple(extra_warnings))
-        return await self._in_turn(lambda: self._asked(change))
+        return await self._acknowledged(await self._in_turn(lambda: self._asked(change)))
 
     async def rollback(
         self,
@@ -254,7 +284,7 @@ class Revisions:
             rolled_back_to=revision,
             unfit=grpc.StatusCode.FAILED_PRECONDITION,
         )
-        return await self._in_turn(lambda: self._asked(change))
+        return await self._acknowledged(await self._in_turn(lambda: self._asked(change)))
 
     async def part(self, patch: Mapping[str, Any], mask: Sequence[Path] | None) -> Result:
         """What `patch` would do. Nothing does, and no record is kept: whoever may read may ask. Raises AdminError."""
@@ -319,7 +349,7 @@ class Revisions:
             change.check()
             if not self._ledger.serving:
                 raise AdminError(grpc.StatusCode.FAILED_PRECONDITION, "it is draining: change what takes its place")
-            result = await self._ledger.carry_out(change)
+            result = await (self._replication or self._ledger).carry_out(change)
         except Exception as error:
             await self._ledger.refused(change, error)
             if self._ledger.now is not before:  # what another process has made is in force
@@ -329,6 +359,12 @@ class Revisions:
             await self._changed()
         return result
 
+    async def _acknowledged(self, result: Result) -> Result:
+        """With what has become of it at other replicas, which have some time to say so."""
+        if self._replication is None or result.shared is None:
+            return result
+        return replace(result, replicas=await self._replication.acknowledged(result.shared))
+
     async def _changed(self) -> None:
         """What could not be before is tried again."""
         if self._expiries.held_back:
@@ -336,6 +372,8 @@ class Revisions:
         await self._take_refused()
 
     async def _take_refused(self) -> None:
+        if self._replication is not None:
+            await self._replication.keep_up()
         if await self._reloads.try_again() and self._expiries.held_back:
             await self._expiries.undo()
         if self._running:
@@ -348,7 +386,10 @@ class Revisions:
         await self._take_refused()
 
     def _wake(self) -> None:
-        task = asyncio.get_running_loop().create_task(self.expire())
+        self._later(self.expire())
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from extproc import __version__
 from extproc.admin import messages
 from extproc.admin.access import Caller
-from extproc.admin.control import Control
+from extproc.admin.control import ClusterState, Control
 from extproc.config.overlay import path_text
 from extproc.pb.admin.v1 import admin_pb2 as pb
 
@@ -53,4 +53,36 @@ def status(control: Control, revisions: Revisions, caller: Caller, watchers: int
         caller=caller.name,
         caller_role=caller.role.upper(),
         observed_count=sum(len(each.observed.requests) for each in running if each.observed is not None),
+        cluster=None if (seen := control.cluster()) is None else _cluster(seen),
+    )
+
+
+def _cluster(seen: ClusterState) -> pb.ClusterStatus:
+    return pb.ClusterStatus(
+        mode=seen.mode.upper(),
+        name=seen.name,
+        replica=seen.replica,
+        active=seen.active,
+        active_replica=seen.active_replica,
+        store_used=seen.store_used,
+        store_lost=seen.lost_s is not None,
+        store_lost_for=messages.duration(seen.lost_s),
+        store_error=seen.error,
+        exchange_age=messages.duration(seen.exchange_age_s),
+        exchange_count=seen.exchanges,
+        failure_count=seen.failures,
+        replicas=[
+            pb.ReplicaStatus(
+                replica=each.replica,
+                age=messages.duration(each.age_s),
+                version=each.version,
+                revision=each.revision,
+                cluster_revision=each.cluster_revision,
+                refused_error=each.refused,
+            )
+            for each in seen.replicas
+        ],
+        expected_count=seen.expected,
+        replica_in_use=seen.in_use,
+        other_versions=seen.other_versions,
     )

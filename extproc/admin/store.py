@@ -33,7 +33,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from extproc.admin.records import AuditRecord, Revision
+from extproc.admin.records import AuditRecord, Note, Revision
 from extproc.admin.rows import (
     AUDIT,
     REVISION,
@@ -145,10 +145,16 @@ class Store:
         raise DamagedError(f"{self._place()}: the content of the file {sha256[:8]} is not as it was written")
 
     def commit(
-        self, revision: Revision, file_data: dict[str, Any], record: AuditRecord | None, *, expected: int
+        self,
+        revision: Revision,
+        file_data: dict[str, Any],
+        record: AuditRecord | None,
+        *,
+        expected: int,
+        note: Note | None = None,
     ) -> None:
-        """Keep `revision`, which follows `expected` (0: the first), with `record`. Raises StoreError, with nothing
-        kept; StaleError."""
+        """Keep `revision`, which follows `expected` (0: the first), with `record` and `note`. Raises StoreError, with
+        nothing kept; StaleError."""
         values = revision_values(revision)
         data = packed(file_data)
         audit = None if record is None else audit_values(record)
@@ -160,11 +166,31 @@ class Store:
             connection.execute(f"INSERT INTO revisions ({REVISION}) VALUES ({marks(values)})", values)  # noqa: S608
             if audit is not None:
                 self._insert_audit(connection, [audit])
+            if note is not None:
+                _put_note(connection, note)
             dropped = connection.execute(
                 "DELETE FROM revisions WHERE number <= ?", (revision.number - self._keep_revisions,)
             )
             if dropped.rowcount:
                 connection.execute("DELETE FROM files WHERE sha256 NOT IN (SELECT file_sha256 FROM revisions)")
+
+    # -- what all replicas have -------------------------------------------------------------------
+
+    def note(self, note: Note) -> None:
+        """In the place of the one of the same cluster. Raises StoreError."""
+        with self._writing() as connection:
+            _put_note(connection, note)
+
+    def noted(self, cluster: str) -> Note | None:
+        """None: there is none, or it is not as it was written. Raises StoreError."""
+        with self._reading() as connection:
+            if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'shared'").fetchone():
+                return None
+            row = connection.execute("SELECT revision, document FROM shared WHERE cluster = ?", (cluster,)).fetchone()
+        with suppress(zlib.error, TypeError, ValueError):
+            if row is not None and isinstance(shared := unpacked(row[1]), dict):
+                return Note(cluster, int(row[0]), shared)
+        return None
 
     # -- audit ------------------------------------------------------------------------------------
 
@@ -275,3 +301,14 @@ class Store:
 def _newest(connection: sqlite3.Connection) -> int:
     """0: there is none. Raises sqlite3.Error."""
     return int(connection.execute("SELECT coalesce(max(number), 0) FROM revisions").fetchone()[0])
+
+
+def _put_note(connection: sqlite3.Connection, note: Note) -> None:
+    """The table is made when it is needed: older versions of Fairlane do not miss it, nor mind it. Raises
+    sqlite3.Error."""
+    connection.execute(
+        "CREATE TABLE IF NOT EXISTS shared "
+        "(cluster TEXT PRIMARY KEY, revision INTEGER NOT NULL, document BLOB NOT NULL)"
+    )
+    values = (note.cluster, note.revision, packed(note.shared))
+    connection.execute("INSERT OR REPLACE INTO shared VALUES (?, ?, ?)", values)

@@ -195,6 +195,10 @@ def change_result(result: Result) -> pb.ChangeResult:
         changes=field_changes(result.changes[:_MOST_CHANGES]),
         warnings=warnings,
         expire_time=messages.timestamp(result.expires_at),
+        cluster_revision=0 if result.shared is None else result.shared.revision,
+        replicas=[
+            pb.ReplicaTaken(replica=each.replica, taken=each.taken, error=each.error) for each in result.replicas
+        ],
     )
 
 

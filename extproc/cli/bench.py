@@ -10,6 +10,7 @@ import click
 _COMMANDS = {
     "admin": "extproc.cli.bench_admin:admin",
     "affinity": "extproc.cli.bench_affinity:affinity",
+    "cluster": "extproc.cli.bench_cluster:cluster",
     "core": "extproc.cli.bench_core:core",
     "fairness": "extproc.cli.bench_fairness:fairness",
     "metrics": "extproc.cli.bench_metrics:metrics",
@@ -34,4 +35,4 @@ class _Lazy(click.Group):
 @click.group("bench", cls=_Lazy)
 def bench() -> None:
     """Benchmarks: fairness in virtual time, the speed of the core, reading of metrics, a scrape of Fairlane's own, the
-    gateway on the wire, live changes."""
+    gateway on the wire, live changes, several replicas."""

@@ -21,6 +21,7 @@ from extproc import __version__
 from extproc.cli.bench_core import Check
 from extproc.cli.output import OUTPUT
 from extproc.cli.stack import StackError
+from extproc.cli.wire_instructions import Instructions, instructions, why_not
 from extproc.cli.wire_measures import MEASURES as WIRE_MEASURES
 from extproc.cli.wire_measures import (
     QUICK,
@@ -37,12 +38,13 @@ from extproc.cli.wire_measures import (
 )
 from extproc.cli.wire_telemetry import Looked, telemetry
 
-MEASURES = {**WIRE_MEASURES, "telemetry": telemetry}
+MEASURES = {**WIRE_MEASURES, "telemetry": telemetry, "instructions": instructions}
 
 # What must be reached
 _STANDARD_MS, _BODY_MS, _ABOVE_FLOOR_MS = 0.7, 1.0, 0.15  # CPU of ours for each request
 _SIZE_RATIO = 1.10  # CPU with 2 MB bodies / with 2 KB
-_TELEMETRY, _APART = 1.05, 0.05  # CPU with all telemetry / with none; beyond, the machine is too restless to tell
+_TELEMETRY = 1.05  # with all telemetry / with none
+_APART, _COUNTS_APART = 0.05, 0.01  # of two without any, in CPU time and counted; beyond, neither can tell
 _P50_MS, _P99_MS = 2.0, 10.0  # added to Envoy alone
 _HELD_BYTES = 40_960  # for each held request
 _GROWTH, _GROWTH_BYTES = 1.05, 10 * 2**20  # of resident memory, second fifth to last; one of the two
@@ -53,7 +55,7 @@ Found = dict[str, Any]
 
 @click.command("wire")
 @click.option("--json", "json_file", type=OUTPUT, help="Write the figures there.")
-@click.option("--quick", is_flag=True, help="A smaller load: about a minute in place of about seven.")
+@click.option("--quick", is_flag=True, help="A smaller load: some minutes in place of about half an hour.")
 @click.option("--only", "names", multiple=True, type=click.Choice(list(MEASURES)), help="This one; may be repeated.")
 @click.option(
     "--keep",
@@ -65,14 +67,19 @@ def wire(json_file: Path | None, quick: bool, names: tuple[str, ...], keep: Path
 
     Envoy, the service, an engine and a load generator, all on this machine. What is compared is measured in turn in
     the same run: the service beside the least that a gRPC server in Python can do, and Envoy with the filter beside
-    Envoy alone. Exit code 1 when a bound does not hold or nothing could be measured.
+    Envoy alone. What telemetry costs is decided by a count of instructions, which needs valgrind; without it, by CPU
+    time. Exit code 1 when a bound does not hold or nothing could be measured.
     """
     if sys.platform != "linux":
         click.echo("bench wire reads CPU and memory as Linux shows them, and runs only there.", err=True)
         sys.exit(1)
     scale = QUICK if quick else Scale()
+    wanted = [n for n in MEASURES if not names or n in names]
+    if wanted != ["instructions"] and "instructions" in wanted and (reason := why_not()) is not None:
+        _tell(f"left out: {reason}")
+        wanted.remove("instructions")
     try:
-        found = asyncio.run(_measure([n for n in MEASURES if not names or n in names], scale, keep))
+        found = asyncio.run(_measure(wanted, scale, keep))
     except (StackError, OSError) as error:
         click.echo(str(error), err=True)
         sys.exit(1)
@@ -100,9 +107,9 @@ def _tell(what: str) -> None:
 
 
 def checks_of(found: Found) -> Iterator[Check]:
-    """The bounds of what was measured."""
+    """The bounds of what was measured. Where telemetry's instructions were counted, its CPU time decides nothing."""
     for name, check in _CHECKS.items():
-        if name in found:
+        if name in found and not (name == "telemetry" and "instructions" in found):
             yield from check(found[name])
 
 
@@ -153,12 +160,18 @@ def _telemetry_checks(looked: Looked) -> Iterator[Check]:
     yield _most("two processes without any are apart by", looked.apart, _APART)
 
 
+def _instruction_checks(counted: Instructions) -> Iterator[Check]:
+    yield _most("instructions for a request, all telemetry / none", counted.all_of_it, _TELEMETRY)
+    yield _most("counts of two processes without any are apart by", counted.apart, _COUNTS_APART)
+
+
 _CHECKS: dict[str, Callable[[Any], Iterator[Check]]] = {
     "cpu": _cpu_checks,
     "latency": _latency_checks,
     "held": _held_checks,
     "soak": _soak,
     "telemetry": _telemetry_checks,
+    "instructions": _instruction_checks,
 }
 
 
@@ -180,6 +193,8 @@ def show(found: Found, checks: list[Check]) -> None:
             told_of = (each.median_ms, min(each.rounds_ms), max(each.rounds_ms), looked.ratio(name))
             table.add_row(name, *(f"{value:.3f}" for value in told_of))
         console.print(table)
+    if "instructions" in found:
+        _show_counted(console, cast(Instructions, found["instructions"]))
     if "latency" in found:
         table = Table("latency, ms", "p50", "p90", "p99", "generator late, p99", "CPU of ours")
         for name, way in cast(dict[str, Latency], found["latency"]).items():
@@ -205,6 +220,21 @@ def show(found: Found, checks: list[Check]) -> None:
     for check in checks:
         bounds.add_row(check.what, f"{check.value:,.4g}", check.bound, "holds" if check.ok else "FALLS SHORT")
     console.print(bounds)
+
+
+def _show_counted(console: Console, counted: Instructions) -> None:
+    a_request = f"a request at {counted.rate:g} a second"
+    table = Table("instructions, thousands", "a request", "a second", "a scrape", a_request, "/ off")
+    for name, each in counted.rows.items():
+        figures = (each.request_median, each.second_median, each.scrape_median, each.at(counted.rate))
+        table.add_row(name, *(f"{value / 1e3:,.1f}" for value in figures), f"{counted.ratio(name):.3f}")
+    console.print(table)
+    from_ = counted.rate_for(_TELEMETRY)
+    at = "at no rate" if from_ is None else f"from {from_:,.0f} requests a second on"
+    console.print(
+        f"all of it (page open, a scrape each 15 s, {counted.sample:.0%} of the requests traced) / off: "
+        f"{counted.all_of_it:.3f}; within {_TELEMETRY:g} {at}"
+    )
 
 
 def as_json(found: Found, checks: list[Check], scale: Scale, quick: bool) -> dict[str, Any]:

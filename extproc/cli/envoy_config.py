@@ -17,6 +17,7 @@ from click.core import ParameterSource
 from extproc.cli.place_options import check_form, place_options
 from extproc.cli.place_options import place as place_of
 from extproc.cli.ports import HostPort
+from extproc.config.cluster import Mode
 from extproc.config.load import ConfigError, load
 from extproc.config.units import ip_port, split_host_port
 from extproc.wiring import derive, description
@@ -111,11 +112,16 @@ _ENGINE = _Engine()
     help="Envoy asks another engine, two at most, when one answers 429 or 503 (it has no room).",
 )
 @click.option(
+    "--cluster-mode",
+    type=click.Choice(get_args(Mode)),
+    help="What several --ext-proc are to each other, as cluster.mode of fairlane.yaml. [default: as in --config, else "
+    "single]",
+)
+@click.option(
     "--spread",
     type=click.Choice(get_args(description.Spread)),
-    default="requests",
-    show_default=True,
-    help="Over several --ext-proc: each request to any, or each model always to the same one.",
+    help="Over several --ext-proc: each request to any, or each model always to the same one. "
+    "[default: model with --cluster-mode partition, else requests]",
 )
 @click.option(
     "--envoy-version",
@@ -174,7 +180,8 @@ def envoy_config(
     append: bool | None,
     first_byte: bool | None,
     retry_turned_away: bool,
-    spread: str,
+    cluster_mode: str | None,
+    spread: str | None,
     envoy_version: str,
     config_file: Path | None,
     listener: HostPort,
@@ -193,7 +200,7 @@ def envoy_config(
 ) -> None:
     """Print a complete Envoy configuration, or what another one needs (--form). What it does otherwise than
     envoy/envoy.yaml is said on standard error."""
-    given: dict[str, Any] = {"append": append, "first_byte": first_byte}
+    given: dict[str, Any] = {"append": append, "first_byte": first_byte, "mode": cluster_mode}
     given = {name: value for name, value in given.items() if value is not None}
     at: dict[str, Any] = {"listener": listener, "admin": envoy_admin}
     at |= {"ext_proc": list(ext_proc)} if ext_proc else {}
@@ -218,6 +225,7 @@ def envoy_config(
             wiring = derive.wiring(config, **given)
             addresses = derive.addresses(config, **at)
             notes += [*derive.notes(config, wiring), *derive.tls_notes(config, tls)]
+            notes += derive.replica_notes(config, wiring, len(addresses.ext_proc))
             notes += () if "engines" in at else derive.engine_notes(config)
         elif "engines" in at:
             if append:

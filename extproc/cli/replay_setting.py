@@ -101,13 +101,14 @@ def from_file(path: Path, label: str, pool_name: str | None, header: Header | No
         may_use = allowed(tenant)
         return name if name in may_use else next(cls for cls in config.classes if cls in may_use)
 
-    return Setting(label, names.policy(config.pool_policy(pool)), default, allowed, len(pool.endpoints.known))
+    policy = dataclasses.replace(config.pool_policy(pool), shared=False)  # there are no other replicas here
+    return Setting(label, names.policy(policy), default, allowed, len(pool.endpoints.known))
 
 
 def from_recording(header: Header) -> Setting:
     """The policy that was in force when it began. A pause or a drain at that moment is not played: it would be for
-    ever."""
-    policy = dataclasses.replace(header.policy, traffic=Traffic.OPEN)
+    ever. Nor are other replicas."""
+    policy = dataclasses.replace(header.policy, traffic=Traffic.OPEN, shared=False)
     classes = policy.classes
     return Setting("as recorded", policy, lambda _: classes[0].name, lambda _: frozenset(c.name for c in classes))
 

@@ -22,6 +22,7 @@ from click.core import ParameterSource
 
 from extproc.cli.ports import HostPort
 from extproc.cli.stack import DEFAULT_ADMIN, Addresses, Stack, StackError, StackOptions, UnixSocket
+from extproc.cli.up_replicas import MODES, Mode, Replicas, replicated
 
 if TYPE_CHECKING:
     from extproc.cli.child import Child
@@ -58,6 +59,11 @@ _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1", "*": "127.0.0.1"}  # noqa: S1
     "--max-num-seqs", default=8, type=click.IntRange(1), show_default=True, help="Slots of each simulated engine."
 )
 @click.option(
+    "--replicas", default=1, type=click.IntRange(1, 8), show_default=True, help="Fairlanes behind this Envoy."
+)
+@click.option("--mode", type=click.Choice(MODES), help="What several of them are to each other.  [default: shared]")
+@click.option("--store", help="host:port of their Valkey or Redis, if it is not to be started here.")
+@click.option(
     "--envoy-binary", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="An Envoy of your own."
 )
 @click.pass_context
@@ -72,9 +78,13 @@ def up(
     config_file: Path | None,
     no_sim: bool,
     max_num_seqs: int,
+    replicas: int,
+    mode: Mode | None,
+    store: str | None,
     envoy_binary: Path | None,
 ) -> None:
     """Run Envoy, Fairlane and two simulated engines here, until Ctrl-C."""
+    several = _several(replicas, mode, store, config_file)
     addresses = _DEFAULTS._replace(envoy=_local(envoy_port), envoy_admin=_local(envoy_admin_port))
     if config_file is None:
         addresses = addresses._replace(
@@ -98,13 +108,28 @@ def up(
         envoy_binary=envoy_binary,
     )
     try:
-        asyncio.run(_run(Stack(options)))
+        asyncio.run(_run_all(options, several))
     except StackError as error:
         raise click.ClickException(str(error)) from None
 
 
 def _local(port: int) -> HostPort:
     return HostPort("127.0.0.1", port)
+
+
+def _several(count: int, mode: Mode | None, store: str | None, config_file: Path | None) -> Replicas | None:
+    """None: one. Raises click.UsageError."""
+    if count == 1:
+        for option, value in (("--mode", mode), ("--store", store)):
+            if value is not None:
+                raise click.UsageError(f"{option} is for several Fairlanes: give --replicas 2, or leave it out")
+        return None
+    if config_file is not None:
+        raise click.UsageError("--replicas cannot be given with --config: the file says where one Fairlane listens")
+    try:
+        return Replicas(count, mode or MODES[0], HostPort.parse(store) if store is not None else None)
+    except ValueError as error:
+        raise click.UsageError(f"--store: {error}") from None
 
 
 def _of_file(file: Path, addresses: Addresses, *, simulate: bool) -> Addresses:
@@ -158,6 +183,14 @@ def _is_local(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+async def _run_all(options: StackOptions, several: Replicas | None) -> None:
+    if several is None:
+        await _run(Stack(options))
+    else:
+        async with replicated(options, several) as options:
+            await _run(Stack(options))
 
 
 async def _run(stack: Stack) -> None:
@@ -229,9 +262,13 @@ def _welcome(stack: Stack) -> str:
     kind = "simulated engines" if stack.options.simulate else "engines"
     model = "sim-7b" if stack.options.simulate else "YOUR-MODEL"
     ctl = _called("ctl", stack)
+    others = "".join(
+        f"\n            ext_proc {each.ext_proc}, admin gRPC {each.admin}, http://{each.http}/metrics"
+        for each in stack.options.replicas[1:]
+    )
     return f"""
 Envoy       {stack.url}  (send requests here; its admin page: http://{at.envoy_admin})
-Fairlane    ext_proc {at.ext_proc}, admin gRPC {at.admin}, http://{at.http}/metrics
+Fairlane    ext_proc {at.ext_proc}, admin gRPC {at.admin}, http://{at.http}/metrics{others}
 Engines     {engines}  ({kind})
 See it      http://{at.http}/  (the live page; in a terminal: {_called("top", stack)})
 Operate     {ctl} status  (or watch, requests, set, rollback ...: see its --help)

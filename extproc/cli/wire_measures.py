@@ -44,6 +44,10 @@ class Scale:
 
     rounds: int = 7  # of the CPU, the dropped one included
     launches: int = 4  # of all processes, where telemetry is looked at
+    counted_launches: int = 2  # of each process, where instructions are counted
+    counted_rounds: int = 7  # there
+    counted: int = 200  # requests of a round there
+    counted_s: float = 6.0  # that are counted there without a request
     closed: int = 1_500  # requests of a round, as fast as they go
     paced: int = 120  # requests of a round, at `pace`
     pace: float = 40.0  # a second
@@ -55,8 +59,9 @@ class Scale:
 
 
 QUICK = Scale(
-    rounds=3, launches=2, closed=600, paced=60, latency_rounds=3, latency_requests=400, held=1_000, soak=5_000
-)
+    rounds=3, launches=2, closed=600, paced=60, latency_rounds=3, latency_requests=400, held=1_000, soak=5_000,
+    counted_launches=1, counted_rounds=3, counted=100, counted_s=3.0,
+)  # fmt: skip
 
 # -- CPU ------------------------------------------------------------------------------------------
 

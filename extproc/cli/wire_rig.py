@@ -31,6 +31,7 @@ from extproc.wiring.description import Wiring
 from extproc.wiring.text import as_json
 
 _READY_S = 60.0
+_ANSWER_S = 30.0  # of the service's HTTP port
 _STOP_S = 10.0
 _ASK_S = 0.1
 _EMPTY_S = 60.0  # until the books are closed after the last request
@@ -68,6 +69,7 @@ class WaySpec:
     wiring: Wiring = field(default_factory=Wiring)  # of Envoy
     config: Mapping[str, Any] = field(default_factory=dict)  # of the service, over `service_config`
     patch: Patch | None = None  # changes Envoy's configuration
+    under: Sequence[str] = ()  # the command that the server is run by, as valgrind
 
 
 @dataclass(frozen=True)
@@ -115,9 +117,11 @@ def service_config(engine: HostPort, ports: Mapping[str, HostPort]) -> dict[str,
 class Rig:
     """The running parts."""
 
-    def __init__(self, directory: Path, http: aiohttp.ClientSession) -> None:
+    def __init__(self, directory: Path, http: aiohttp.ClientSession, ready_s: float = _READY_S) -> None:
+        """`ready_s`: within which each part must be up."""
         self.directory = directory
         self.http = http
+        self._ready_s = ready_s
         self.ways: dict[str, Way] = {}
         self._children: list[Child] = []
         self._loads = 0
@@ -158,7 +162,7 @@ class Rig:
         """Wait for a load's end."""
         child, file, load = running
         others = [each for each in self._children if each is not child and not each.name.startswith("load")]
-        await until(lambda: not child.running or any(each.failed for each in others), load.timeout_s + _READY_S)
+        await until(lambda: not child.running or any(each.failed for each in others), load.timeout_s + self._ready_s)
         for each in others:
             if each.failed:
                 raise StackError(f"{each.name} ended; the last lines of its log:\n{each.tail()}")
@@ -213,11 +217,11 @@ class Rig:
             config = merged(service_config(self._engine, ports), spec.config)
             file.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
             command = ["--config", str(file), "--log-level", "info"]
-            server = self._child(f"{spec.name}-fairlane", _module("extproc.cli.wire_service", *command))
+            server = self._child(f"{spec.name}-fairlane", [*spec.under, *_module("extproc.cli.wire_service", *command)])
             await self._ready(http, "/readyz")
         elif spec.server != "none":
             command = [str(ports["ext_proc"].port), str(self._engine), spec.server]
-            server = self._child(f"{spec.name}-floor", _module("extproc.cli.wire_floor", *command))
+            server = self._child(f"{spec.name}-floor", [*spec.under, *_module("extproc.cli.wire_floor", *command)])
             await self._until(_connected(ports["ext_proc"]), f"nothing listens at {ports['ext_proc']}")
         at = Addresses(listener=envoy_port, admin=envoy_admin, ext_proc=[ports["ext_proc"]], engines=[self._engine])
         config = build(spec.wiring, at).config if spec.server != "none" else without_fairlane(at)
@@ -246,7 +250,7 @@ class Rig:
         """Wait for `what`. Raises StackError when a child ends meanwhile, or when it takes too long."""
         waited = asyncio.create_task(what)
         try:
-            await until(lambda: waited.done() or any(c.failed for c in self._children), _READY_S)
+            await until(lambda: waited.done() or any(c.failed for c in self._children), self._ready_s)
             for child in self._children:
                 if child.failed:
                     raise StackError(f"{child.name} ended; the last lines of its log:\n{child.tail()}")
@@ -258,11 +262,13 @@ class Rig:
 
 
 @contextlib.asynccontextmanager
-async def rig(directory: Path, *specs: WaySpec, collector: int | None = None) -> AsyncIterator[Rig]:
-    """The parts, running; see `Rig.start`. Raises StackError."""
-    timeout = aiohttp.ClientTimeout(total=30)
+async def rig(
+    directory: Path, *specs: WaySpec, collector: int | None = None, ready_s: float = _READY_S
+) -> AsyncIterator[Rig]:
+    """The parts, running; see `Rig` and `Rig.start`. Raises StackError."""
+    timeout = aiohttp.ClientTimeout(total=max(_ANSWER_S, ready_s))
     async with aiohttp.ClientSession(timeout=timeout) as http:
-        made = Rig(directory, http)
+        made = Rig(directory, http, ready_s)
         try:
             await made.start(specs, collector)
             yield made

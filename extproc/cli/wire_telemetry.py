@@ -12,6 +12,8 @@ shared machine. What is looked for is a few hundredths of what it is found in: s
 compared since disturbances are rare and large, and all processes are started several times, since two that do the same
 differ by some hundredths for as long as they live. A median would hide what comes once in many rounds, so scrapes are
 found apart: what one adds to a round is spread over the requests that such a round has between two scrapes.
+
+Even so CPU time does not tell on which side of the bound it is; `wire_instructions` does.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ OFF, CONTROL, SHIPPED, ALL, SCRAPED, TRACED = (
 )
 _WATCHED = (ALL, TRACED)
 _LOOK_S = 0.02
-_SCRAPE_S = 15.0  # between two scrapes, as Prometheus has it where nothing else is said
+SCRAPE_S = 15.0  # between two scrapes, as Prometheus has it where nothing else is said
 
 
 @dataclass(slots=True)
@@ -56,7 +58,7 @@ class Looked:
     def all_of_it(self) -> float:
         """CPU for one request with all of it and a scrape each 15 s / with telemetry off."""
         scrape = self.ratio(SCRAPED) - self.ratio(ALL)
-        return self.ratio(ALL) + scrape * statistics.median(self.scraped_s) / _SCRAPE_S
+        return self.ratio(ALL) + scrape * statistics.median(self.scraped_s) / SCRAPE_S
 
     def ratio(self, name: str) -> float:
         """Median CPU for one request / that with telemetry off, in two processes."""
@@ -70,25 +72,29 @@ class Looked:
         return other / one - 1
 
 
-async def telemetry(directory: Path, scale: Scale, tell: Told) -> Looked:
-    """Raises StackError, also when a request fails."""
-    port = free_ports(1)[0]
-    otlp = {"otlp": f"http://127.0.0.1:{port}"}
+def configs(collector: int) -> dict[str, dict[str, Any]]:
+    """`telemetry` of each process. `collector`: the port of the one for spans."""
+    otlp = {"otlp": f"http://127.0.0.1:{collector}"}
     off: dict[str, Any] = {"enabled": False, "page": False}
-    configs: dict[str, dict[str, Any]] = {
+    return {
         OFF: off,
         CONTROL: off,
         SHIPPED: {},
         ALL: {"traces": otlp},
         TRACED: {"traces": {**otlp, "sample": 1.0}},
     }
-    specs = [WaySpec(name, "fairlane", config={"telemetry": each}) for name, each in configs.items()]
+
+
+async def telemetry(directory: Path, scale: Scale, tell: Told) -> Looked:
+    """Raises StackError, also when a request fails."""
+    port = free_ports(1)[0]
+    specs = [WaySpec(name, "fairlane", config={"telemetry": each}) for name, each in configs(port).items()]
     found = Looked({name: Cpu() for name in (OFF, CONTROL, SHIPPED, ALL, SCRAPED, TRACED)}, [])
     load = Load(0, scale.closed, body_bytes=SMALL)
     for launch in range(scale.launches):
         launched = directory / f"launch-{launch + 1}"
         launched.mkdir()
-        async with rig(launched, *specs, collector=port) as r, _pages_open(r):
+        async with rig(launched, *specs, collector=port) as r, pages_open(r, _WATCHED):
             for number in range(scale.rounds):
                 tell(f"telemetry: launch {launch + 1} of {scale.launches}, round {number + 1} of {scale.rounds}")
                 await _round(r, load, found, launch + number, kept=number > 0)
@@ -131,9 +137,9 @@ async def _half_done(measured: asyncio.Future[Any], clock: CpuClock, cpu_s: floa
 
 
 @contextlib.asynccontextmanager
-async def _pages_open(r: Rig) -> AsyncIterator[None]:
-    """A reader of the live page's events, where all is looked at."""
-    readers = [asyncio.create_task(_read(r.http, f"http://{r.ways[name].http}/events")) for name in _WATCHED]
+async def pages_open(r: Rig, ways: Sequence[str]) -> AsyncIterator[None]:
+    """A reader of the live page's events, at each of these."""
+    readers = [asyncio.create_task(_read(r.http, f"http://{r.ways[name].http}/events")) for name in ways]
     try:
         yield
     finally:

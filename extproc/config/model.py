@@ -4,11 +4,13 @@ the root of the project for all of them with comments."""
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from extproc.config.administration import Administration
+from extproc.config.cluster import Cluster
 from extproc.config.identity import Identity
 from extproc.config.names import name_fault
 from extproc.config.recording import Recording
@@ -63,6 +65,7 @@ class Config(Section):
     shutdown: Shutdown = Shutdown()
     recording: Recording = Recording()
     telemetry: Telemetry = Telemetry()
+    cluster: Cluster = Cluster()
 
     @field_validator("tenants")
     @classmethod
@@ -107,6 +110,7 @@ class Config(Section):
             raise ValueError(f"pools: two are named {twice!r}")
         Served(self.pools)
         self._balanced_together()
+        self._places_are_ours()
         for pool in self.pools:
             try:
                 check_policy(self.pool_policy(pool))
@@ -129,6 +133,18 @@ class Config(Section):
                     "Fairlane of its own"
                 )
 
+    def _places_are_ours(self) -> None:
+        """Raises ValueError where replicas are to divide each endpoint's room, and Envoy chooses the endpoint."""
+        if self.cluster.mode != "shared":
+            return
+        for pool in self.pools:
+            if pool.pick.by == "envoy":
+                raise ValueError(
+                    f"pools: {pool.name}: pick.by is envoy, and cluster.mode is shared: the replicas divide the room "
+                    "of each endpoint, and with pick.by envoy nobody knows which one a request goes to. Take pick.by "
+                    "fairlane (the default), or cluster.mode standby or partition"
+                )
+
     def _known_class(self, where: str, name: str) -> None:
         if name not in self.classes:
             raise ValueError(f"{where}: there is no class {shown(name)}; {meant(name, self.classes, 'there are ')}")
@@ -148,7 +164,8 @@ class Config(Section):
     def pool_policy(self, pool: Pool) -> PoolPolicy:
         """What the core is told about `pool`."""
         default = self.tenants.get(ALL) or _DEFAULT_TENANT
-        return pool.policy(self.classes, self.tenants, default, self.identity.separator)
+        policy = pool.policy(self.classes, self.tenants, default, self.identity.separator)
+        return replace(policy, shared=True) if self.cluster.mode == "shared" else policy
 
 
 def _engines(pool: Pool) -> tuple[object, ...]:

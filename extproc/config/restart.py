@@ -3,6 +3,7 @@
 Addresses and the admin port's credentials belong to servers that are bound; what tenants have had is counted in the
 pool's unit; requests that Envoy balances have no endpoint of ours; and the server of the ext_proc port has a bound for
 its messages, from the largest body at the start. Who exports spans, and whether a page is served, is said at the start.
+So is which of several replicas this one is: the others know it by that.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from extproc.config.model import Config
 from extproc.config.units import written_size
 from extproc.config.written import written_part
 
-_WHOLE_SECTIONS = ("listen", "admin")
+_WHOLE_SECTIONS = ("listen", "admin", "cluster")
 _TELEMETRY = ("enabled", "traces", "page")
 
 

@@ -44,6 +44,8 @@ class ClassQueue:
         self.prompt_tokens = self.cached_tokens = self.output_tokens = 0
         self.drain = DrainRate()
         self.queue = FairQueue(pool, policy.order, buckets)
+        if pool.shared:
+            self.queue.spent = {}
         self.root = self.queue.root  # the books of the class as a whole: each event reads them
         self.policy = policy
         self.take_policy(policy, 0.0, now)
@@ -91,11 +93,24 @@ class ClassQueue:
         if self.policy.min_share > 0 and request.share_turn == self.share_turn:
             self.share_tag += delta / self.policy.min_share
 
+    def served_elsewhere(self, cost: float, share_v: float) -> None:
+        """As `served`, by other replicas."""
+        share = self.policy.min_share
+        if share > 0:
+            if self.share_tag > share_v:
+                self.share_tag = share_v
+                self.share_turn += 1
+            self.share_tag += cost / share
+
     def behind(self, share_v: float) -> bool:
         return self.share_tag < share_v and self.policy.min_share > 0
 
+    def held(self) -> int:
+        """Slots that the class holds, at all replicas."""
+        return self.root.in_flight + self.root.elsewhere
+
     def capped(self) -> bool:
-        return self.cap is not None and self.root.in_flight >= self.cap
+        return self.cap is not None and self.root.in_flight + self.root.elsewhere >= self.cap
 
 
 def note_headroom(classes: Sequence[ClassQueue], now: float) -> None:
@@ -104,4 +119,4 @@ def note_headroom(classes: Sequence[ClassQueue], now: float) -> None:
     for cls in classes:
         if cls.headroom is not None:
             cls.headroom.note(above, now)
-        above += cls.root.in_flight
+        above += cls.held()

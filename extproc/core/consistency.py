@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -44,12 +45,25 @@ def check(queue: FairQueue, order: Order) -> None:
         for key in keys:
             _equal(f"key of {key[2].id}", key, key_of(key[2], order))
             _equal(f"leaf of {key[2].id}", key[2].leaf, leaf)
+    wide = sum(key[2].slots - 1 for leaf in leaves for key in iterate(leaf.requests))
+    _equal("slots asked for beyond one each", queue.wide, wide)
+    _elsewhere(queue, nodes)
     now = queue.time
     queue.tell(now)  # another queue of the pool may have been told a later time
     for group in groups:
         _group(group, now)
     held = all(_held(leaf, now) for leaf in leaves if leaf.queued)
     _equal("peek() is None, and all that is queued is held", queue.peek(now) is None, held)
+
+
+def _elsewhere(queue: FairQueue, nodes: Sequence[Node]) -> None:
+    """Slots at other replicas, of those that are here."""
+    by_path: Counter[str] = Counter()
+    for tenant, slots in queue.elsewhere.items():
+        by_path.update(dict.fromkeys(queue.flows.path(tenant), slots))
+    _equal("slots elsewhere", queue.root.elsewhere, sum(queue.elsewhere.values()))
+    for node in nodes:
+        _equal(f"slots of {node.path} elsewhere", node.elsewhere, by_path[node.path])
 
 
 def _group(group: Group, now: float) -> None:

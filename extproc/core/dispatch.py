@@ -2,7 +2,8 @@
 
     classes that are behind their `min_share`, the furthest behind first;
     then classes by rank, each preceded by the next request of the class below when that has waited for
-    long enough to count one class up (`promote_after_s`);
+    long enough to count one class up (`promote_after_s`). Where something of a higher class waits at another
+    replica (`Scheduler.closed_above`), no class has a turn by its rank;
     of a class, the next request in fair order, or one within `prefix_slack` of it whose prompt an endpoint
     with room has just read; None when caps and rates block all of it: the next class may try;
     of the endpoints that accept it the one with the best score, see `choice`; none: nobody goes. A lower class never
@@ -93,7 +94,9 @@ def turns(scheduler: Scheduler, now: float) -> Iterator[Turn]:
                 request = below.queue.peek(now)
                 if request is not None and now - request.arrival >= after:
                     yield Turn(below, max(cls.q, below.q), cls.policy, request, _PROMOTION)
-        if not cls.queue.root.queued or _full(scheduler, cls, now):
+        if cls.policy.rank > scheduler.closed_above:
+            continue
+        if not cls.queue.root.queued or full(scheduler, cls, now):
             continue
         request = cls.queue.peek(now)
         if request is not None:
@@ -108,9 +111,9 @@ def asked(scheduler: Scheduler, now: float) -> float:
     return scheduler.q_max
 
 
-def _full(scheduler: Scheduler, cls: ClassQueue, now: float) -> bool:
+def full(scheduler: Scheduler, cls: ClassQueue, now: float) -> bool:
     """Whether the class holds all that it may."""
-    return cls.capped() or (cls.headroom is not None and cls.queue.in_flight >= room_left(scheduler, cls, now))
+    return cls.capped() or (cls.headroom is not None and cls.held() >= room_left(scheduler, cls, now))
 
 
 def room_left(scheduler: Scheduler, cls: ClassQueue, now: float) -> int:
@@ -164,9 +167,9 @@ def first_turn(scheduler: Scheduler, now: float) -> Turn | None:
                 request = None if cls.capped() else cls.queue.peek(now)
                 if request is not None:
                     return _turn((cls, scheduler.q_max, cls.policy, request, _SHARE))
-    for cls in scheduler.classes:
+    for cls in scheduler.open_classes:
         root = cls.root
-        if root.queued and (cls.cap is None or root.in_flight < cls.cap):  # as `capped`
+        if root.queued and (cls.cap is None or root.in_flight + root.elsewhere < cls.cap):  # as `capped`
             request = cls.queue.peek(now)
             if request is not None:
                 return _turn((cls, cls.q, cls.policy, request, _RANK))
@@ -199,7 +202,7 @@ def pick(
         return there[0], (), None
     overtake = scheduler.policy.window.overtake
     # A class without a standing queue of its own has nobody to overtake.
-    if not overtake or q <= 0 or request.tenant in scheduler.inside:
+    if not overtake or q <= 0 or request.tenant in scheduler.inside or request.tenant in scheduler.elsewhere:
         return None, (), None
     full: Window | None = None
     full_key: tuple[float, float, int] | None = None
@@ -236,7 +239,7 @@ def _owed(scheduler: Scheduler, now: float) -> Choice | None:
         if request is None or request.state is not State.QUEUED:
             continue
         cls = scheduler.by_name[request.cls]
-        if _full(scheduler, cls, now) or cls.queue.peek(now) is not request:
+        if full(scheduler, cls, now) or cls.queue.peek(now) is not request:
             continue
         if is_open(window, cls.gates, (), now) and _takes(scheduler, window, request, cls.q, now):
             return Choice(Turn(cls, cls.q, cls.policy, request, _RANK), request, window, (), None)

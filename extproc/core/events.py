@@ -6,7 +6,8 @@ holds them to that (`_value`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TypeVar, dataclass_transform
 
 from extproc.core.model import PoolPolicy, Sample, Source
@@ -152,6 +153,40 @@ class Tick:
     """Time has passed: `Scheduler.next_deadline` is due."""
 
 
+@_value
+class EndpointShare:
+    """What several replicas have at one endpoint. Slots."""
+
+    endpoint: str
+    claim: float  # that this replica may hold
+    others: int  # that the others hold
+    freed: int = 0  # by the others, since the last such event
+
+
+@_value
+class FlowShare:
+    """What one tenant has in one class at the other replicas."""
+
+    cls: str
+    tenant: str
+    usage: float  # cost charged there since the last such event; less than 0 never
+    inside: int  # slots that it holds there
+
+
+@_value
+class Synced:
+    """What the other replicas hold, have had and have waiting, and what this one may hold; see `extproc.core.sharing`.
+    The first one tells the scheduler that there are others: without it nothing of this counts."""
+
+    replicas: int  # that live, this one included
+    until: float  # when the claims are over, on the scheduler's clock; nothing is released after it. Infinite: never
+    endpoints: tuple[EndpointShare, ...]  # all of the pool
+    flows: tuple[FlowShare, ...] = ()  # those that have changed
+    served: Mapping[str, float] = field(default_factory=dict)  # class -> cost charged by the others since the last one
+    closed_above: int | None = None  # something of this rank waits elsewhere: classes with a higher one release nothing
+    lost_since: float | None = None  # the store has not answered since then: the claims are what is safe without it
+
+
 Event = (
     Arrive
     | End
@@ -167,6 +202,7 @@ Event = (
     | EndpointAdded
     | EndpointRemoved
     | Reconfigure
+    | Synced
     | Tick
 )
 

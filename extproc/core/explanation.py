@@ -33,8 +33,9 @@ class Hold(Enum):
     CLASS_CAP = "class_cap"
     HEADROOM = "headroom"  # the class leaves room for higher ones
     HIGHER_CLASS = "higher_class"  # or one that is behind its `min_share`, or has been promoted
+    HIGHER_CLASS_ELSEWHERE = "higher_class_elsewhere"  # at another replica that shares the pool
     GATE = "gate"  # a threshold of the class on the endpoints' signals
-    WINDOW = "window"  # no endpoint has room
+    WINDOW = "window"  # no endpoint has room, or this replica's part of it is used up
     NO_ENDPOINT = "no_endpoint"  # none is there, or none answers
 
 
@@ -190,7 +191,7 @@ def _cause(scheduler: Scheduler, cls: ClassQueue, request: Request, ahead: int, 
 
 def _class_cause(scheduler: Scheduler, cls: ClassQueue, now: float) -> tuple[float, Cause | None]:
     """(the standing queue that the class may use, what holds all of it; None: it is its turn)."""
-    name, held, cap = cls.policy.name, cls.queue.in_flight, cls.policy.max_in_flight
+    name, held, cap = cls.policy.name, cls.held(), cls.policy.max_in_flight
     if cls.capped() and cap is not None:
         told = f"class {name!r} holds {held} slots and may hold {cap} (max_in_flight of the class)"
         return cls.q, Cause(Hold.CLASS_CAP, name, held, cap, told, "one of the class's requests ends")
@@ -201,6 +202,8 @@ def _class_cause(scheduler: Scheduler, cls: ClassQueue, now: float) -> tuple[flo
             break
         if turn.by is By.RANK or not shut(scheduler, turn.cls.gates, now):
             return cls.q, _passed_by(turn)
+    if cls.policy.rank > scheduler.closed_above:
+        return cls.q, _passed_by_others(scheduler, cls)
     if cls.headroom is None:
         return cls.q, None
     left = room_left(scheduler, cls, now)
@@ -219,6 +222,13 @@ def _passed_by(turn: Turn) -> Cause:
     elif turn.by is By.PROMOTION:
         told = f"a request of class {name!r} has waited for its promote_after and goes first"
     return Cause(Hold.HIGHER_CLASS, name, float(count), 0.0, told, "they are released")
+
+
+def _passed_by_others(scheduler: Scheduler, cls: ClassQueue) -> Cause:
+    above = [c.policy.name for c in scheduler.classes if c.policy.rank <= scheduler.closed_above]
+    name = above[-1] if above else cls.policy.name
+    told = f"requests of class {name!r} wait at another replica and go first"
+    return Cause(Hold.HIGHER_CLASS_ELSEWHERE, name, None, None, told, "they are released there")
 
 
 def _no_endpoint(scheduler: Scheduler, now: float) -> Cause | None:
@@ -259,6 +269,12 @@ def _no_room(scheduler: Scheduler, cls: ClassQueue, request: Request, q: float, 
     told = "it is next; " + "; ".join(parts)
     rooms = [w for w, gate in holds if gate is None]
     hold = rooms[0].why_not(request, q, now)
+    if scheduler.shared is not None and scheduler.shared.lost_since is not None:
+        lost = f"for {now - scheduler.shared.lost_since:.1f} s"
+        told += f"; the store has not answered {lost}: its part is what is safe without word of the other replicas"
+    if hold is not None and hold.name == "share":
+        then = "a request of this replica ends, or the next word from the store leaves it more of the endpoint"
+        return Cause(Hold.WINDOW, hold.name, hold.value, hold.limit, told, then)
     if hold is None:
         return Cause(Hold.WINDOW, rooms[0].endpoint, None, None, told, "the next event: there is room by now")
     then = f"a request inside ends, or a page shows more room{_or_evicted(scheduler, cls, request, now)}"
@@ -294,9 +310,13 @@ def _gate(gate: windows.Hold) -> str:
 
 
 def _room(window: Window, request: Request, q: float, now: float) -> str:
+    more = f", {window.others} of other replicas" if window.others else ""
     told = (
-        f"{window.endpoint} ({window.stance(now).value}) holds {window.in_flight} of ours and {window.foreign} others, "
-        f"limit {window.limit(q, now):.1f}"
+        f"{window.endpoint} ({window.stance(now).value}) holds {window.in_flight} of ours{more} and "
+        f"{window.foreign - window.others} others, limit {window.limit(q, now):.1f}"
     )
     hold = window.why_not(request, q, now)
-    return told if hold is None else f"{told} ({hold.name}: {hold.value:g} of {hold.limit:g})"
+    if hold is None:
+        return told
+    note = f", {hold.note}" if hold.name == "share" and hold.note else ""
+    return f"{told} ({hold.name}: {hold.value:g} of {hold.limit:g}{note})"

@@ -174,6 +174,10 @@ class FairQueue(Tree):
         node.queued_cost += cost
         node.queued_tokens += tokens
         node.queued_bytes += size
+        if request.slots > 1:
+            self.wide += request.slots - 1
+        if self.spent is not None:
+            self.spent.setdefault(leaf.tenant, 0.0)
 
     def peek(self, now: float) -> Request | None:
         """The request whose turn it is; None: nothing is queued, or caps and rates hold all of it."""
@@ -247,7 +251,8 @@ class FairQueue(Tree):
                 rated = True
             if node.key is not None:
                 cap = node.cap
-                if queued and (cap is None or node.in_flight < cap) and (node is leaf or node.order):  # type: ignore[attr-defined]
+                free = cap is None or node.in_flight + node.elsewhere < cap
+                if queued and free and (node is leaf or node.order):  # type: ignore[attr-defined]
                     place(parent, node)
                 else:
                     leave(parent, node)
@@ -261,8 +266,12 @@ class FairQueue(Tree):
         node.queued_cost = node.queued_cost - cost if node.queued else 0.0
         node.queued_tokens = node.queued_tokens - tokens if node.queued else 0.0
         node.queued_bytes -= size
+        if slots > 1:
+            self.wide -= slots - 1
         if rated:
             self._take(leaf, charge)
+        if self.spent is not None:
+            self._spend(leaf, charge)
         if node.queued == 0:
             self._drop_loads()
 
@@ -283,6 +292,10 @@ class FairQueue(Tree):
             if parent is not None and gone:
                 leave(parent, node)
             node = parent
+        if request.slots > 1:
+            self.wide -= request.slots - 1
+        if self.spent is not None:
+            self._spend(leaf, 0.0)
         if leaf.idle:
             self.retire(leaf)
         if self.root.queued == 0:
@@ -306,6 +319,8 @@ class FairQueue(Tree):
             node = parent
             parent = node.parent
         node.in_flight -= slots
+        if self.spent is not None:
+            self._spend(leaf, 0.0)
         if not (leaf.queued or leaf.in_flight or leaf.open):
             self.retire(leaf)
 
@@ -333,6 +348,8 @@ class FairQueue(Tree):
             node = parent
             parent = node.parent
         self._take(leaf, more)
+        if self.spent is not None:
+            self._spend(leaf, more)
 
     def settle(self, request: Request, cost: float) -> None:
         """True the charge of a released request up, or down, to `cost`. Once."""
@@ -366,8 +383,16 @@ class FairQueue(Tree):
         node.open -= 1
         if rated:
             self._take(leaf, more)
+        if self.spent is not None:
+            self._spend(leaf, more)
         if not (leaf.queued or leaf.in_flight or leaf.open):
             self.retire(leaf)
+
+    def _spend(self, leaf: Leaf, cost: float) -> None:
+        """For the other replicas: `leaf` has been charged, or something else of it has changed."""
+        spent, tenant = self.spent, leaf.tenant
+        if spent is not None:
+            spent[tenant] = spent.get(tenant, 0.0) + cost
 
     def _take(self, leaf: Leaf, amount: float) -> None:
         """From the buckets on its path."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from extproc.core.absence import expires_at
@@ -29,6 +30,7 @@ def check(scheduler: Scheduler, now: float) -> None:
     _equal("queued bytes by tenant", scheduler.held_bytes, {path: n for path, n in held.items() if n})
     _equal("inside by tenant", dict(scheduler.inside), dict(Counter(r.tenant for r in inside)))
     _equal("classes", sorted(scheduler.by_name), sorted(c.policy.name for c in scheduler.classes))
+    _shared(scheduler)
     for cls in scheduler.classes:
         cls.queue.check()
         mine = [r for r in requests if r.cls == cls.policy.name]
@@ -43,6 +45,8 @@ def check(scheduler: Scheduler, now: float) -> None:
         _equal(
             f"guests of {window.endpoint}", window.guests, sum(r.slots for r in here if r.guest == window.guest_turn)
         )
+        if scheduler.pool_load is None:
+            _equal(f"foreign of {window.endpoint}", window.foreign, window.others + window.unknown)
     there = any(window.here(now) for window in scheduler.windows.values())
     _equal("an endpoint is there", scheduler.absent_since is None, there)
     late = [r.id for r in queued if r.expires_at != expires_at(scheduler, r)]
@@ -53,6 +57,23 @@ def check(scheduler: Scheduler, now: float) -> None:
     _equal("may be evicted", set(scheduler.preemption.candidates), candidates if scheduler.preempts else set())
     if scheduler.looked and not scheduler.paused:
         _nothing_waits_that_could_go(scheduler, now)
+
+
+def _shared(scheduler: Scheduler) -> None:
+    """What other replicas hold, and what that lets go here. In a pool that is not shared there are no others."""
+    elsewhere: Counter[str] = Counter()
+    for cls in scheduler.classes:
+        elsewhere.update(cls.queue.elsewhere)
+    _equal("slots elsewhere by tenant", scheduler.elsewhere, dict(elsewhere))
+    ranks = [c.policy.rank for c in scheduler.classes if c.policy.rank <= scheduler.closed_above]
+    _equal("classes that have their turn", [c.policy.rank for c in scheduler.open_classes], ranks)
+    _equal(
+        "charges are kept for others", {c.queue.spent is not None for c in scheduler.classes}, {scheduler.policy.shared}
+    )
+    if not scheduler.policy.shared:
+        windows = scheduler.windows.values()
+        _equal("word of others", (scheduler.shared, scheduler.closed_above, scheduler.elsewhere), (None, math.inf, {}))
+        _equal("claims", {(w.claim, w.claim_until, w.others) for w in windows} - {(math.inf, math.inf, 0)}, set())
 
 
 def _buckets(scheduler: Scheduler) -> None:

@@ -274,6 +274,7 @@ class PoolPolicy:
     pick: PickPolicy = PickPolicy()
     no_endpoint_timeout_s: float = 300.0  # how long a request waits while no endpoint is there, see `absence`
     traffic: Traffic = Traffic.OPEN
+    shared: bool = False  # with other replicas: nothing goes before the first `Synced`
 
     def tenant(self, name: str) -> TenantPolicy:
         """Of a node by its path, e.g. "acme/ml/alice": its own, else that of "acme/ml/*", else the default."""

@@ -31,6 +31,7 @@ class Node:
         "burst",
         "cap",
         "credit",
+        "elsewhere",
         "in_flight",
         "key",
         "open",
@@ -66,6 +67,7 @@ class Node:
         self.queued_tokens = 0.0  # estimated, prompt and output
         self.queued_bytes = 0
         self.in_flight = 0  # slots
+        self.elsewhere = 0  # slots held at other replicas; they count for its cap alone
         self.open = 0  # requests released whose cost is not final
         self.owed = 0.0  # cost that those have been charged, and that may be given back
 
@@ -75,7 +77,7 @@ class Node:
 
     def blocked(self, now: float) -> bool:
         """Whether its own cap or rate holds it."""
-        if self.cap is not None and self.in_flight >= self.cap:
+        if self.cap is not None and self.in_flight + self.elsewhere >= self.cap:
             return True
         return self.bucket is not None and self.bucket.ready_at > now
 

@@ -18,6 +18,7 @@ from extproc.core.absence import set_deadlines
 from extproc.core.class_queue import ClassQueue, note_headroom
 from extproc.core.model import INSIDE, Order, PoolPolicy, Request, State, TenantPolicy, Traffic
 from extproc.core.policy_check import check_change
+from extproc.core.shared import forget_class
 from extproc.core.windows import renewed
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def retire(scheduler: Scheduler, cls: ClassQueue) -> None:
     if cls.queue.size == 0:
         scheduler.classes = [c for c in scheduler.classes if c is not cls]
         del scheduler.by_name[cls.policy.name]
+        forget_class(scheduler, cls)
         scheduler.derive()
         if not scheduler.preempts:  # it was the last that others would have been evicted for, or might have been
             scheduler.preemption.candidates.clear()

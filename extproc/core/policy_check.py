@@ -6,7 +6,7 @@ policy that passes it cannot make a later event fail half way, so an event chang
 
 from __future__ import annotations
 
-from extproc.core.model import PoolPolicy
+from extproc.core.model import Pick, PoolPolicy
 from extproc.core.node import check_policy as check_node
 
 Bounds = dict[str, tuple[float, float]]
@@ -79,6 +79,11 @@ def check_policy(policy: PoolPolicy) -> None:
     _within(f"cost of {pool}", policy.weights, _WEIGHTS)
     _within(f"window of {pool}", policy.window, _WINDOW)
     _within(f"pick of {pool}", policy.pick, _PICK)
+    if policy.shared and policy.pick.by is Pick.ENVOY:
+        raise ValueError(
+            f"{pool} cannot be shared between replicas while Envoy picks its endpoints (pick.by: envoy): nobody knows "
+            "what runs where then; let Fairlane pick them (pick.by: fairlane)"
+        )
     for name, tenant in [("*", policy.default_tenant), *policy.tenants.items()]:
         check_node(name, tenant)
         _within(f"tenant {name!r}", tenant, _TENANT)
@@ -93,6 +98,11 @@ def check_change(old: PoolPolicy, new: PoolPolicy) -> None:
         raise ValueError(
             f"the unit of pool {old.name!r} cannot change from {old.unit.value} to {new.unit.value} while it runs: "
             "what each tenant has had is counted in it; restart with the new unit"
+        )
+    if new.shared is not old.shared:
+        raise ValueError(
+            f"pool {old.name!r} cannot {'begin' if new.shared else 'cease'} to be shared with other replicas while it "
+            "runs: what they hold is part of its books; restart it"
         )
     check_policy(new)
 

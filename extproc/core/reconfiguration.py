@@ -47,6 +47,7 @@ def reconfigure(tree: Tree, flows: Flows, before: Order, order: Order) -> None:
     moving = [leaf for leaf in tree.leaves() if _home(leaf) != paths[leaf.tenant]]
     debts = {leaf: max(0.0, leaf.tag - times[_parent(leaf)]) * leaf.weight for leaf in moving}
     tree.flows = flows
+    tree.recount_elsewhere()
     for group in groups:
         group.order, group.debtors, group.loads = [], [], None
         for child in group.children.values():
@@ -90,6 +91,7 @@ def _apply_policy(tree: Tree, node: Node, v: float) -> None:
         node.credit *= ratio
         node.turn *= ratio
     node.weight, node.cap, node.burst = policy.weight, policy.max_in_flight, policy.burst
+    node.elsewhere = tree.elsewhere_of(node.path)
     tree.join_bucket(node)
 
 

@@ -56,6 +56,7 @@ from extproc.core.events import (
     Scraped,
     ScrapeFailed,
     Settled,
+    Synced,
     Tick,
     TurnedAway,
     Unreachable,
@@ -81,6 +82,7 @@ EVENTS: Mapping[str, type[Event]] = {
     "endpoint_added": EndpointAdded,
     "endpoint_removed": EndpointRemoved,
     "reconfigure": Reconfigure,
+    "synced": Synced,
     "tick": Tick,
 }
 EFFECTS: Mapping[str, type[Effect]] = {"release": Release, "refuse": Refuse, "evict": Evict, "settled": Settled}
@@ -203,6 +205,9 @@ def event_to_plain(event: Event, names: Names = PLAIN_NAMES) -> dict[str, Plain]
     out = {"type": _NAMES[type(event)], **to_plain(event, lean=True)}
     if isinstance(event, Arrive):
         out["tenant"] = names.tenant(event.tenant)
+    elif isinstance(event, Synced) and names.hashed:
+        for flow in out.get("flows", ()):
+            flow["tenant"] = names.tenant(flow["tenant"])
     return out
 
 

@@ -16,7 +16,8 @@ Its `traffic` says whether anything is released (paused: nothing, whatever happe
 Parts: `policy_check` (what it may be told), `admission` (who may wait), `fair_queue` (order between tenants),
 `class_queue` (order between classes), `dispatch` (whose turn, where to), `windows` (is there room), `preemption` (who
 is to make room), `charging` and `estimates` (what it costs), `deadlines` (what time ends). They decide. The state is
-written here, by `settlement` (what a final cost changes) and by `policy_change`: in one event, by one caller.
+written here, by `settlement` (what a final cost changes), by `policy_change` and by `shared` (what other replicas hold
+and have had): in one event, by one caller.
 
 Written for speed where each request comes by: an attribute that is read twice is kept, a sum that is often asked for is
 public, and what an uncontended request would put into a book and take out again within one event (its deadline, its
@@ -34,7 +35,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from extproc.core import absence, admission, charging, policy_change, settlement
+from extproc.core import absence, admission, charging, policy_change, settlement, shared
 from extproc.core.adapters import Adapters
 from extproc.core.choice import fallbacks
 from extproc.core.class_queue import ClassQueue, note_headroom
@@ -57,6 +58,7 @@ from extproc.core.events import (
     Release,
     Scraped,
     ScrapeFailed,
+    Synced,
     Tick,
     TurnedAway,
     Unreachable,
@@ -105,6 +107,9 @@ class Scheduler:
         self.windows: dict[str, Window] = {}
         self.requests: dict[str, Request] = {}
         self.inside: dict[str, int] = {}  # tenant -> its requests inside the engines
+        self.shared: shared.SharedState | None = None  # the last word of other replicas; None: there has been none
+        self.elsewhere: dict[str, int] = {}  # tenant -> slots that it holds at other replicas
+        self.closed_above = math.inf  # classes of a higher rank wait for those of other replicas, see `shared`
         self.queued = 0
         self.queued_bytes = 0
         self.held_bytes: dict[str, int] = {}  # node path -> bytes of the bodies that wait under it, in all classes
@@ -147,12 +152,14 @@ class Scheduler:
             EndpointAdded: self._add_endpoint,
             EndpointRemoved: self._remove_endpoint,
             Reconfigure: self._reconfigure,
+            Synced: self._synced,
             Tick: _nothing,
         }
         self.derive()
 
     def derive(self) -> None:
         """What follows from the policy."""
+        self.derive_open()
         policies = [c.policy for c in self.classes]
         self.paused = self.policy.traffic is Traffic.PAUSED
         self.draining = self.policy.traffic is Traffic.DRAINING
@@ -160,16 +167,21 @@ class Scheduler:
         self.sharing = [c for c in self.classes if c.policy.min_share > 0]
         self.has_shares = bool(self.sharing)
         self.promotes = any(p.promote_after_s is not None for p in policies)
-        self._has_headroom = any(p.headroom is not None for p in policies)
+        self.has_headroom = any(p.headroom is not None for p in policies)
         gated = any(c.gates is not None for c in self.classes)
         # Whose turn it is follows from ranks, shares and caps alone, and only the first turn counts.
-        self.plain = not (self.promotes or self._has_headroom or gated or self.policy.prefix_slack > 0)
+        self.plain = not (self.promotes or self.has_headroom or gated or self.policy.prefix_slack > 0)
         by_envoy = self.policy.pick.by is Pick.ENVOY
         if by_envoy is (self.pool_load is None):
             self.pool_load = PoolLoad(self.windows) if by_envoy else None
         for window in self.windows.values():
             window.pool_load = self.pool_load
         self.preempts = any(p.preemptible for p in policies) and any(p.preempt_after_s is not None for p in policies)
+
+    def derive_open(self) -> None:
+        """What follows from `closed_above`."""
+        closed = self.closed_above
+        self.open_classes = [c for c in self.classes if c.policy.rank <= closed]
 
     # -- the entry --------------------------------------------------------------------------------
 
@@ -302,7 +314,7 @@ class Scheduler:
                 del self.windows[window.endpoint]
         cls = self.by_name[request.cls]
         cls.queue.free(request)
-        if self._has_headroom:
+        if self.has_headroom:
             note_headroom(self.classes, now)
         inside, tenant = self.inside, request.tenant
         if inside[tenant] > 1:
@@ -418,6 +430,10 @@ class Scheduler:
         elif window.removed:
             # Streams of its earlier life still run: their books go on, all else starts anew.
             window.revive(now)
+        else:
+            return
+        if self.policy.shared:
+            window.await_word()
 
     def _remove_endpoint(self, event: EndpointRemoved, _: float, __: list[Effect]) -> None:
         window = self.windows.get(event.endpoint)
@@ -442,6 +458,9 @@ class Scheduler:
         policy_change.change(self, event.policy, now)
         self._endpoints_changed = True  # whether one hangs is a question of the policy
         self._note_pauses(now)
+
+    def _synced(self, event: Synced, now: float, _: list[Effect]) -> None:
+        shared.sync(self, event, now)
 
     # -- time -------------------------------------------------------------------------------------
 
@@ -535,10 +554,12 @@ class Scheduler:
         if self.has_shares:
             self.share_v += charge
             cls.served(request, charge, self.share_v)
-        if self._has_headroom:
+        if self.has_headroom:
             note_headroom(self.classes, now)
         if self.preempts:
             self.preemption.consider(request, cls.policy, policy)
+        if self.elsewhere:
+            inside += self.elsewhere.get(tenant, 0)
         priority = request.priority = engine_priority(counts_as, inside, policy.priority_steps)
         return Release(request.id, endpoint, priority, tenant, request.cls, now - request.arrival, instead)
 

@@ -55,8 +55,8 @@ def heads(group: Group, order: Order, now: float, slack: float, most: int, found
 def blocked(leaf: Leaf, now: float) -> Block | None:
     node: Node = leaf
     while node.parent is not None:
-        if node.cap is not None and node.in_flight >= node.cap:
-            return Block("max_in_flight", node.path, node.in_flight, node.cap)
+        if node.cap is not None and node.in_flight + node.elsewhere >= node.cap:
+            return Block("max_in_flight", node.path, node.in_flight + node.elsewhere, node.cap)
         bucket = node.bucket
         if bucket is not None and bucket.ready_at > now:
             return Block("rate", node.path, bucket.level_at(now), bucket.rate, bucket.ready_at)

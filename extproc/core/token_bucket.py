@@ -131,6 +131,10 @@ class Buckets:
     def take(self, bucket: Bucket, amount: float) -> None:
         """Takes (or gives back) now, and tells all that it holds up."""
         bucket.take(amount, self._time())
+        if bucket.alone is not None:  # it was charged at another replica
+            remove(self.listed, bucket.alone)
+            bucket.alone = (bucket.full_at(), bucket.alone[1], bucket)
+            insert(self.listed, bucket.alone)
         for node, queue in list(bucket.members.items()):
             queue.reconsider(node)
 

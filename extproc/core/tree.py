@@ -10,6 +10,11 @@ May go
     buckets are looked at when they change; time alone opens a bucket, so nodes that wait for one are in
     a heap by time, and `tell` wakes those that are due.
 
+Other replicas
+    Where several replicas share a pool, `spent` is what this one has charged, for the others to hear of, and what
+    they tell is written here: `charge_foreign` what they have charged, `hold_elsewhere` the slots that they hold.
+    Nothing that they tell makes a node: whom this replica does not know has neither debt nor credit here.
+
 Forgetting
     See "forget" in `extproc.core.fair_queue` for what it must not change. `retire` is called when a leaf
     has gone idle.
@@ -67,6 +72,12 @@ class Tree:
         self._seq = 0  # of nodes that became backlogged
         self._wakes = 0
         self.nodes = 0  # all nodes with state, without the root
+        self.wide = 0  # slots that what is queued asks for beyond one each
+        # Tenant -> cost charged here since `take_spent`; true-ups may make it less than 0. Also of those for whom it is
+        # 0, but of whom something else has changed: what they have queued, or inside. None: nobody asks.
+        self.spent: dict[str, float] | None = None
+        self.elsewhere: dict[str, int] = {}  # tenant -> slots that it holds at other replicas
+        self._elsewhere_by_path: dict[str, int] = {}  # of nodes; those that are not here too
 
     @property
     def time(self) -> float:
@@ -102,6 +113,102 @@ class Tree:
         for group in found:
             found.extend(child for child in group.children.values() if isinstance(child, Group))
         return iter(found)
+
+    # -- other replicas ---------------------------------------------------------------------------
+
+    def take_spent(self) -> dict[str, float]:
+        """What was charged since the last time, and to whom; see `spent`. Raises ValueError where nobody counts."""
+        if self.spent is None:
+            raise ValueError("what was charged is counted in pools that replicas share only")
+        spent, self.spent = self.spent, {}
+        return spent
+
+    def charge_foreign(self, tenant: str, cost: float, now: float) -> None:
+        """Other replicas have charged a tenant: its nodes here are charged as if it had been served here, and so are
+        the buckets of its path."""
+        self.tell(now)
+        for node in self._nodes_of(tenant):
+            parent = node.parent
+            if parent is None or node.tag == -math.inf:
+                continue
+            idle = node.idle
+            if idle:
+                remove(parent.debtors, debt_key(node))
+            step = cost / node.weight
+            reached = node.tag + node.credit
+            node.tag += step
+            node.credit = max(0.0, node.credit - step)
+            # It was its turn elsewhere. Else those that come to an idle group here would be as far behind it as it was
+            # served elsewhere in the meantime.
+            parent.vlast = max(parent.vlast, reached)
+            if idle:
+                insert(parent.debtors, debt_key(node))
+            elif node.key is not None:
+                place(parent, node)
+            if parent.debtors:
+                self.forgive(parent, parent.settled_time())
+        for path in self.flows.path(tenant):
+            bucket = self._buckets.get(path)
+            if bucket is not None:
+                self._buckets.take(bucket, cost)
+
+    def hold_elsewhere(self, tenant: str, slots: int, now: float) -> None:
+        """A tenant holds `slots` of this class at other replicas, in all. They count for the caps on its path, and in
+        the root for that of the class."""
+        self.tell(now)
+        more = slots - self.elsewhere.get(tenant, 0)
+        if not more:
+            return
+        if slots:
+            self.elsewhere[tenant] = slots
+        else:
+            del self.elsewhere[tenant]
+        self.root.elsewhere += more
+        self._count_elsewhere(self.flows.path(tenant), more)
+        nodes = self._nodes_of(tenant)
+        for node in nodes:
+            if node.parent is not None:
+                node.elsewhere = self._elsewhere_by_path.get(node.path, 0)
+        for node in nodes:
+            if node.cap is not None:
+                self.reconsider(node)
+
+    def recount_elsewhere(self) -> None:
+        """Paths are others now. The nodes are told as they join the tree, or by the caller."""
+        self._elsewhere_by_path = {}
+        for tenant, slots in self.elsewhere.items():
+            self._count_elsewhere(self.flows.path(tenant), slots)
+
+    def elsewhere_of(self, path: str) -> int:
+        """Slots held at other replicas under the node of this path."""
+        return self._elsewhere_by_path.get(path, 0)
+
+    def _count_elsewhere(self, path: tuple[str, ...], more: int) -> None:
+        held = self._elsewhere_by_path
+        for name in path:
+            total = held.get(name, 0) + more
+            if total:
+                held[name] = total
+            else:
+                held.pop(name, None)
+
+    def _nodes_of(self, tenant: str) -> list[Node]:
+        """The nodes on a tenant's path that are there, the lowest first, without the root."""
+        found: list[Node] = []
+        node: Node | None = self._leaves.get(tenant)
+        if node is not None:
+            while node is not None and node.parent is not None:
+                found.append(node)
+                node = node.parent
+            return found
+        node = self.root
+        for name in self.flows.path(tenant):
+            node = node.children.get(name) if isinstance(node, Group) else None
+            if node is None:
+                break
+            found.append(node)
+        found.reverse()
+        return found
 
     # -- structure --------------------------------------------------------------------------------
 
@@ -154,6 +261,8 @@ class Tree:
     def add(self, group: Group, child: Node) -> None:
         group.children[child.path] = child
         self.nodes += 1
+        if self.elsewhere:
+            child.elsewhere = self._elsewhere_by_path.get(child.path, 0)
         if isinstance(child, Leaf):
             self._leaves[child.tenant] = child
         self.join_bucket(child)
@@ -360,7 +469,7 @@ class Tree:
 
 def _but_for_rate(node: Node) -> bool:
     """Whether it is eligible as far as its rate is not concerned."""
-    if node.queued == 0 or (node.cap is not None and node.in_flight >= node.cap):
+    if node.queued == 0 or (node.cap is not None and node.in_flight + node.elsewhere >= node.cap):
         return False
     return not isinstance(node, Group) or bool(node.order)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -44,6 +45,19 @@ class FlowView:
 
 
 @dataclass(frozen=True, slots=True)
+class ShareView:
+    """What is known of the other replicas, where a pool is shared with them."""
+
+    replicas: int | None  # that live, this one included; None: there has been no word yet
+    age_s: float | None  # since the last word
+    left_s: float | None  # that the claims still hold; None: for ever
+    lost_s: float | None  # that the store has not answered; None: it does
+    closed_above: int | None  # classes of a higher rank wait for one that waits elsewhere
+    others: int  # slots that the other replicas hold
+    claim: float  # slots that this one may hold
+
+
+@dataclass(frozen=True, slots=True)
 class PoolView:
     pool: str
     queued: int  # requests
@@ -57,6 +71,7 @@ class PoolView:
     traffic: Traffic = Traffic.OPEN
     since_release_s: float | None = None  # that something waits and nothing has gone; None: nothing waits, or may go
     limits: Mapping[str, float] = field(default_factory=dict)  # of the pool, by name
+    share: ShareView | None = None  # None: the pool is not shared with other replicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +109,7 @@ def view(scheduler: Scheduler, now: float) -> PoolView:
             "usage": scheduler.counts["absurd_usage"],
             "time": scheduler.counts["time_went_backwards"],
             "page": sum(w.absurd for w in scheduler.windows.values()),
+            "share": scheduler.counts["absurd_share"] + scheduler.counts["stray_sync"],
         },
         traffic=scheduler.policy.traffic,
         since_release_s=since_release_s(scheduler, now),
@@ -101,6 +117,24 @@ def view(scheduler: Scheduler, now: float) -> PoolView:
             "max_queued_requests": scheduler.policy.max_queued,
             "max_queued_bytes": scheduler.policy.max_queued_bytes,
         },
+        share=_share_view(scheduler, now) if scheduler.policy.shared else None,
+    )
+
+
+def _share_view(scheduler: Scheduler, now: float) -> ShareView:
+    last, windows = scheduler.shared, [w for w in scheduler.windows.values() if not w.removed]
+    others = sum(w.others for w in windows)
+    claim = sum(w.claim for w in windows if now <= w.claim_until)
+    if last is None:
+        return ShareView(None, None, None, None, None, others, claim)
+    return ShareView(
+        replicas=last.replicas,
+        age_s=now - last.at,
+        left_s=None if last.until == math.inf else max(0.0, last.until - now),
+        lost_s=None if last.lost_since is None else now - last.lost_since,
+        closed_above=last.closed_above,
+        others=others,
+        claim=claim,
     )
 
 

@@ -83,7 +83,7 @@ class AccessLog:
             self._ignored(driver, named, said.ignored)
         for fault in said.faults:
             driver.endpoint_fault(fault)
-        if self._journal is not None and self._journal.tracing:
+        if self._journal is not None and self._journal.followed(ticket):
             self._first_byte(ticket, entry.common_properties)
         driver.usage(said.usage)
         self._tracking.over(ticket)

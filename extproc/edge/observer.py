@@ -57,6 +57,7 @@ def as_observed(policy: PoolPolicy) -> PoolPolicy:
         policy,
         pick=replace(policy.pick, by=Pick.ENVOY),
         classes=tuple(replace(cls, preemptible=False, preempt_after_s=None) for cls in policy.classes),
+        shared=False,
     )
 
 

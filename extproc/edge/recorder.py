@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from extproc.core.events import Effect, Event
 from extproc.core.reasons import Reason
@@ -21,9 +20,9 @@ class Tape(Protocol):
         """Nothing more comes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a request comes from, as far as its scheduler is not told."""
+class Origin(NamedTuple):
+    """Where a request comes from, as far as its scheduler is not told. Where traces are on one is made for each
+    request, and to make a frozen dataclass takes three times as long."""
 
     traceparent: str  # W3C Trace Context: of Envoy's own span where it has one, else of the client; empty: neither has
     tracestate: str
@@ -53,6 +52,9 @@ class Journal(SchedulerJournal, Protocol):
 
     def begin(self, request_id: str, origin: Origin) -> None:
         """The same, where `tracing`."""
+
+    def followed(self, request_id: str) -> bool:
+        """Whether it wants `first_byte` of this request."""
 
     def first_byte(self, request_id: str, after_s: float) -> None:
         """The first byte of its answer came so long after its first arrival. Told late, by the access log."""

@@ -31,6 +31,7 @@ from extproc.core.events import (
     Release,
     Scraped,
     ScrapeFailed,
+    Synced,
     Tick,
     TurnedAway,
     Unreachable,
@@ -98,6 +99,7 @@ class SchedulerDriver:
         self._timer_at = float("inf")
         self._faults = FaultLines("scheduler_fault", self.now)
         self._changed = asyncio.Event()  # set at the end of each stream
+        self.on_busy: Callable[[], None] | None = None  # as that of `add_endpoint`, for the pool as a whole
         self._on_busy: dict[str, Callable[[], None]] = {}
         self._on_release: dict[str, Callable[[], None]] = {}
         for endpoint in endpoints:
@@ -131,10 +133,10 @@ class SchedulerDriver:
         return None if window is None or window.removed else window.stance(self.now())
 
     def busy_at(self, endpoint: str) -> bool:
-        """Whether the endpoint's readings matter now: something is held, or runs there."""
+        """Whether the endpoint's readings matter now: something is held, or runs there, also of other replicas."""
         scheduler = self.scheduler
         window = scheduler.windows.get(endpoint)
-        return scheduler.queued > 0 or (window is not None and window.in_flight > 0)
+        return scheduler.queued > 0 or (window is not None and (window.in_flight > 0 or window.others > 0))
 
     # The scheduler's clock. Not the loop's: some loops keep theirs in whole milliseconds.
     now = staticmethod(time.monotonic)
@@ -172,6 +174,8 @@ class SchedulerDriver:
         if idle or (not held and self.scheduler.queued > 0):
             for call in self._on_busy.values():
                 call()
+            if self.on_busy is not None:
+                self.on_busy()
         return waiter
 
     def end(self, request_id: str, how: Interrupted = Interrupted.LEFT) -> None:
@@ -227,6 +231,10 @@ class SchedulerDriver:
 
     def scrape_failed(self, endpoint: str, refused: bool) -> None:
         self._apply_safely(ScrapeFailed(endpoint, refused))
+
+    def synced(self, event: Synced) -> None:
+        """What the other replicas have, and what this one may hold."""
+        self._apply_safely(event)
 
     def reconfigure(self, policy: PoolPolicy) -> None:
         """The pool goes on by another policy, with all that waits and runs. Raises ValueError, and changes nothing,

@@ -85,6 +85,8 @@ class ExternalProcessor:
         self._limits = Limits(lambda: gate.rules.config.requests.max_body, buffer, gate.tenant_of)
         self._silence = Silence(_SILENCE_S, self._hang_up)
         self._hanging_up: set[asyncio.Task[None]] = set()
+        self.standby = False  # another replica is the one that requests should come to: those that do not are counted
+        self.standby_streams = 0
         self._crowd = Crowd(lambda: gate.rules.config.requests.max_streams)
         self._faults, self._malformed = FaultLines("stream_fault"), FaultLines("stream_malformed")
 
@@ -112,6 +114,7 @@ class ExternalProcessor:
         unread: ext_proc_pb2.ProcessingRequest | None = None
         stays = True
         crowd.open += 1
+        self.standby_streams += self.standby
         try:
             if isinstance(message, DecodeError):
                 raise message
@@ -337,6 +340,13 @@ class ExternalProcessor:
         for waiter, exchange in list(self._held.items()):
             if not waiter.done():
                 waiter.set_result(self._way_out(exchange))
+
+    def hand_over(self) -> None:
+        """Another replica is the one that requests should wait at: those go there, in silence, that Envoy can send
+        again. The others stay, and so does what comes from now on."""
+        for waiter, exchange in list(self._held.items()):
+            if not waiter.done() and exchange.replayable:
+                waiter.set_result(Interrupted.HANDED_OVER)
 
     def let_pass(self, pool: str) -> None:
         """Let go whatever is held in `pool` and would not be by the configuration in force. It passes as it came."""

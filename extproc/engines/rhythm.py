@@ -1,6 +1,7 @@
 """When an endpoint's next page is asked for.
 
     regular     `interval_s` after the last one was, while something is held or inside the endpoint
+    stretched   so many times `interval_s` in its place, where other replicas read the engine's pages too
     idle        `idle_interval_s` after it otherwise
     wake        a request has come: an idle pause ends, though not before a regular one would
     early       requests were released: as soon as a page can show them
@@ -18,7 +19,7 @@ counted after 397-910. So
   since the last page) can fill an engine's slots between two pages, and only they are worth a page of their own;
 - what of a burst is late shows by and by, on the regular pages: one early page for each burst, and none within
   `EARLY_EVERY_S`, the time that a burst takes to show. Under a steady stream of many requests a second an early page a
-  second is thus all that is added;
+  second is thus all that is added. Where pages are stretched so is the second, as many times;
 - a release that ends an idle pause need not be a burst: the last page may be seconds old.
 
 There is no timer but the one that ends the pause, and it is set anew only to come sooner. Idle pauses end at full
@@ -52,6 +53,7 @@ class Rhythm:
         self._released = 0
         self._early_at: float | None = None  # when a page can show what was released
         self._early_after = float("-inf")
+        self._stretch = 1.0
         # of the pause under way
         self._ends: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -78,21 +80,24 @@ class Rhythm:
         if self._released == BURST:
             now = asyncio.get_running_loop().time()
             if now >= self._early_after:
-                self._early_after = now + EARLY_EVERY_S
+                self._early_after = now + EARLY_EVERY_S * self._stretch
                 self._early_at = now + SHOWS_S
                 if self._ends is not None:
                     self._set(max(self._early_at, self._rested_at))
         elif self._released == 1 and self._ends is not None and self._idle:
             self._set(max(asyncio.get_running_loop().time() + SHOWS_S, self._regular_at))
 
-    async def pause(self, busy: bool) -> None:
-        """Until the next page is to be asked for. `busy`: something is held or inside the endpoint."""
+    async def pause(self, busy: bool, stretch: float = 1.0) -> None:
+        """Until the next page is to be asked for. `busy`: something is held or inside the endpoint. `stretch`: 1 or
+        more."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         spread = 1.0 + random.uniform(-JITTER, JITTER)  # noqa: S311  no secret
         self._idle = not busy
+        self._stretch = stretch
+        interval_s = self._interval_s * (stretch if busy else 1.0)  # what ends an idle pause has no recent page
         self._rested_at = now + (now - self._asked_at)
-        self._regular_at = max(self._asked_at + self._interval_s * spread, self._rested_at)
+        self._regular_at = max(self._asked_at + interval_s * spread, self._rested_at)
         due = self._regular_at
         if self._idle and not self._woken and not self._released:
             idle_until = self._asked_at + self._idle_interval_s * spread

@@ -58,7 +58,8 @@ class Scraper:
     """Scrapes one endpoint until cancelled. To be used from one event loop.
 
     `base_url`: as `access.base_url` gives it. `dialect`: the engine's, or "auto". Times in seconds, by `clock`. `busy`
-    says whether requests wait for or are with the endpoint. The callbacks are called in the loop and must not block.
+    says whether requests wait for or are with the endpoint; `stretch` how many times `interval_s` is between two pages
+    while they do, None: once. The callbacks are called in the loop and must not block.
     `on_engine` is called, before the sample is handed on, when a dialect is read for the first time and whenever
     another engine may be there: the page is of another dialect, or nothing had listened in between.
 
@@ -81,6 +82,7 @@ class Scraper:
         busy: Callable[[], bool],
         clock: Callable[[], float],
         on_engine: Callable[[Dialect], object] | None = None,
+        stretch: Callable[[], float] | None = None,
         max_page_bytes: int = MAX_PAGE_BYTES,
     ) -> None:
         self.endpoint_name = endpoint_name
@@ -111,6 +113,7 @@ class Scraper:
         self._on_sample = on_sample
         self._on_failure = on_failure
         self._busy = busy
+        self._stretch = stretch
         self._clock = clock
 
         self._rhythm = Rhythm(interval_s, idle_interval_s)
@@ -144,7 +147,7 @@ class Scraper:
                     await self._scrape(session)
                 except Exception as error:
                     self._fault(error)
-                await self._rhythm.pause(self._is_busy())
+                await self._rhythm.pause(self._is_busy(), self._stretched())
 
     # one scrape
 
@@ -317,6 +320,13 @@ class Scraper:
         except Exception as error:
             self._fault(error)
             return True
+
+    def _stretched(self) -> float:
+        try:
+            return 1.0 if self._stretch is None else self._stretch()
+        except Exception as error:
+            self._fault(error)
+            return 1.0
 
 
 def _parse(page: bytes, names: frozenset[str]) -> Samples:

@@ -30,6 +30,7 @@ from typing import Any
 
 from extproc.core.events import (
     Arrive,
+    Effect,
     End,
     EndpointAdded,
     EndpointRemoved,
@@ -98,13 +99,15 @@ def run(
 
     `first_tokens`: whether the gateway sees them. `look_s`: how often the engines' true state is noted. `check` is
     called after each event. Raises RuntimeError when the scheduler's next deadline does not move."""
-    world = _World(policy, engines, way, random.Random(seed), next_job, first_tokens, check)  # noqa: S311
+    world = World(policy, engines, way, random.Random(seed), next_job, first_tokens, check)  # noqa: S311
     world.expect(jobs, faults, foreign, look_s)
     world.go(seconds, until_done)
     return world.outcome(seconds)
 
 
-class _World:
+class World:
+    """See `run`. `extproc.sim.replicas` has several schedulers in it."""
+
     def __init__(
         self,
         policy: PoolPolicy,
@@ -180,14 +183,14 @@ class _World:
 
     def go(self, seconds: float, until_done: bool) -> None:
         stuck = 0
-        agenda, endpoints, scheduler = self._agenda, self.endpoints, self.scheduler
+        agenda, endpoints = self._agenda, self.endpoints
         while self._open or not until_done:
             at, endpoint = agenda[0][0], None
             for candidate in endpoints:
                 due = candidate.engine.next_event_at()
                 if due is not None and due <= at:  # what ends now has ended before what comes now
                     at, endpoint = max(due, self.now), candidate
-            tick = None if scheduler is None else scheduler.next_deadline()
+            tick = self._next_tick()
             ticks = tick is not None and tick < at
             if tick is not None and tick < at:
                 at = max(tick, self.now)
@@ -198,7 +201,7 @@ class _World:
                 raise RuntimeError(f"the next deadline stays at {tick} after {_STUCK} ticks")
             self.now = at
             if ticks:
-                self._apply(Tick())
+                self._tick()
             elif endpoint is not None:
                 self._advance(endpoint)
             else:
@@ -294,7 +297,18 @@ class _World:
         if scheduler is None:
             return
         self.events += 1
-        for effect in scheduler.apply(event, self.now):
+        self._do(scheduler.apply(event, self.now))
+        if self._check is not None:
+            self._check(scheduler, self.now)
+
+    def _next_tick(self) -> float | None:
+        return None if self.scheduler is None else self.scheduler.next_deadline()
+
+    def _tick(self) -> None:
+        self._apply(Tick())
+
+    def _do(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
             record = self._all[effect.id]
             match effect:
                 case Release():
@@ -314,8 +328,6 @@ class _World:
                     if record.charged is not None:
                         raise RuntimeError(f"{effect.id} was settled twice")
                     record.charged = effect.cost
-        if self._check is not None:
-            self._check(scheduler, self.now)
 
     def _tell(self, record: Record, *events: Event) -> None:
         """What the gateway learns of a request that it has released, `exit_s` later."""

@@ -47,6 +47,9 @@ class Load:
     rate: float = 0.0  # a second, of the open shape
     body_bytes: int = 2_048
     tenants: int = 8
+    first_tenant: int = 0  # their names are tenant-N, tenant-N+1, ...
+    apart: bool = False  # closed shape: each client is of one tenant, whose requests wait for no other's answer
+    output: int = 4  # tokens that are asked for
     answer: str | None = None  # MS,CHUNKS of `wire_engine`
     leaving: float = 0.0  # share of requests whose client does not wait for the end
     patience_s: float = 0.1  # at most, of a client that leaves while it is held
@@ -70,16 +73,17 @@ class Result:
         return self.answers.get("200", 0)
 
 
-def body(size: int) -> bytes:
-    """A chat request of `size` bytes (of 110 at least)."""
-    frame = b'{"model":"bench","max_tokens":4,"stream":false,"messages":[{"role":"user","content":"%b"}]}'
+def body(size: int, output: int = 4) -> bytes:
+    """A chat request of `size` bytes (of 110 at least) for `output` tokens."""
+    frame = b'{"model":"bench","max_tokens":%d,"stream":false,"messages":[{"role":"user","content":"%%b"}]}' % output
     return frame % (b"lorem ipsum " * (size // 12 + 1))[: max(1, size - len(frame) + 2)]
 
 
 class _Client(asyncio.Protocol):
     """One connection: at most one request at a time."""
 
-    def __init__(self, run: _Run) -> None:
+    def __init__(self, run: _Run, number: int) -> None:
+        self.number = number  # of its tenant, where each client is of one
         self._run = run
         self._transport: asyncio.Transport | None = None
         self._done: Callable[[_Client, str], None] | None = None
@@ -154,17 +158,18 @@ class _Run:
         self._random = random.Random(load.seed)  # noqa: S311 - the same load each time is the point
         self._answers: Counter[str] = Counter()
         self._left: Counter[str] = Counter()
-        self._sent = self._over = 0
+        self._sent = self._over = self._connected = 0
         self._finished = loop.create_future()
-        text = body(load.body_bytes)
+        text = body(load.body_bytes, load.output)
         extra = f"x-bench-answer: {load.answer}\r\n" if load.answer else ""
+        tenants = load.tenants if load.body_bytes < 100_000 else 1
         self._requests = [
             (
                 f"POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
                 f"x-tenant: tenant-{number}\r\n{extra}content-length: {len(text)}\r\n\r\n"
             ).encode()
             + text
-            for number in range(load.tenants if load.body_bytes < 100_000 else 1)
+            for number in range(load.first_tenant, load.first_tenant + tenants)
         ]
         self._idle: list[_Client] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -208,8 +213,11 @@ class _Run:
             self.result.late_s.append(max(0.0, self.loop.time() - due))
             self._send(client)
 
-    async def _connect(self) -> _Client:
-        _, client = await self.loop.create_connection(lambda: _Client(self), "127.0.0.1", self.load.port)
+    async def _connect(self, number: int | None = None) -> _Client:
+        """`number`: of the client whose connection is lost."""
+        number = self._connected if number is None else number
+        self._connected += 1
+        _, client = await self.loop.create_connection(lambda: _Client(self, number), "127.0.0.1", self.load.port)
         return client
 
     def _next(self, client: _Client) -> None:
@@ -217,18 +225,18 @@ class _Run:
         if self._sent >= self.load.requests:
             return
         if not client.open:
-            task = self.loop.create_task(self._reconnect())
+            task = self.loop.create_task(self._reconnect(client.number))
             self._tasks.add(task)  # the loop keeps weak references only
             task.add_done_callback(self._tasks.discard)
             return
         self._send(client)
 
-    async def _reconnect(self) -> None:
+    async def _reconnect(self, number: int) -> None:
         if self._sent < self.load.requests:
-            self._next(await self._connect())
+            self._next(await self._connect(number))
 
     def _send(self, client: _Client) -> None:
-        data = self._requests[self._sent % len(self._requests)]
+        data = self._requests[(client.number if self.load.apart else self._sent) % len(self._requests)]
         self._sent += 1
         how = self._random.choice(LEAVES) if self.load.leaving and self._random.random() < self.load.leaving else None
         if how == "half":

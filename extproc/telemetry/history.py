@@ -28,6 +28,7 @@ SAMPLES: Final = int(SPAN_S / STEP_S)
 
 _CLOCK_SET_S: Final = 1.0  # another difference between the two clocks than before, by so much
 _BOUNDS: Final = tuple(0.001 * 1.25**i for i in range(61))  # seconds: 1 ms to 650 s
+_LEAST: Final = _BOUNDS[0]
 _BY_CLASS: Final = ("held", "released_per_s", "wait_mean_s", "wait_p95_s")
 _OF_POOL: Final = ("in_flight", "limit", "refused_per_s")
 
@@ -42,14 +43,6 @@ class _Waits:
         self.total = 0.0
         self.longest = 0.0
         self.buckets = [0] * (len(_BOUNDS) + 1)
-
-    def add(self, waited_s: float) -> None:
-        self.count += 1
-        if waited_s > 0.0:
-            self.total += waited_s
-            if waited_s > self.longest:
-                self.longest = waited_s
-        self.buckets[bisect_left(_BOUNDS, waited_s)] += 1
 
     def p95(self) -> float:
         left = self.count - self.count // 20
@@ -143,7 +136,13 @@ class History:
                 waits = series.waits.get(effect.cls)
                 if waits is None:
                     waits = series.waits[effect.cls] = _Waits()
-                waits.add(effect.waited_s)
+                waits.count += 1
+                waited_s = effect.waited_s
+                if waited_s > 0.0:
+                    waits.total += waited_s
+                    if waited_s > waits.longest:
+                        waits.longest = waited_s
+                waits.buckets[bisect_left(_BOUNDS, waited_s) if waited_s > _LEAST else 0] += 1  # most go as they come
             elif type(effect) is Refuse:
                 series.refused += 1
 

@@ -23,7 +23,7 @@ from extproc.telemetry.http_refusals import Refusals
 from extproc.telemetry.live.assets import HEADERS, assets
 from extproc.telemetry.live.feed import Feed
 from extproc.telemetry.live.source import LiveSource
-from extproc.telemetry.metrics import EndpointSetStats, Exposition, ScrapeStats
+from extproc.telemetry.metrics import ClusterStats, EndpointSetStats, Exposition, ScrapeStats
 from extproc.transport.tls_files import TlsFiles
 
 _MOST_FLOWS = 1_000
@@ -50,6 +50,7 @@ class HttpPort:
         scrapers: Callable[[], list[ScrapeStats]] = list,
         sets: Callable[[], list[EndpointSetStats]] = list,
         live: LiveSource | None = None,
+        cluster: Callable[[], ClusterStats | None] = lambda: None,
         limits: Limits | None = None,
     ) -> None:
         """`live`: what the live page shows; None: there is no page."""
@@ -59,6 +60,7 @@ class HttpPort:
         self._flows = flows
         self._scrapers = scrapers
         self._sets = sets
+        self._cluster = cluster
         self._refusals = Refusals()
         self._connections = Connections(self._refusals, limits)
         self._listening: asyncio.Server | None = None
@@ -130,18 +132,25 @@ class HttpPort:
         return web.Response(text="ok\n")
 
     async def _readyz(self, _: web.Request) -> web.Response:
-        return web.Response(text="ready\n") if self._ready() else web.Response(status=503, text="not ready\n")
+        """A replica that stands by is ready: it takes over, and serves what comes all the same. Who is to get requests
+        is what the health checks of the gRPC port say."""
+        if not self._ready():
+            return web.Response(status=503, text="not ready\n")
+        cluster = self._cluster()
+        return web.Response(text="ready\n" if cluster is None or cluster.active else "ready, stands by\n")
 
     async def _status(self, request: web.Request) -> web.Response:
         """Pools, endpoints, classes and the longest flows (`?flows=N`, 20 unless told); what the engines are and how
-        reading them goes; where endpoints come from."""
+        reading them goes; where endpoints come from; what is known of other replicas."""
         try:
             most = min(max(int(request.query.get("flows", "20")), 0), _MOST_FLOWS)
         except ValueError:
             return _json({"error": "flows must be a whole number"}, 400)
         pools = [{**_plain(pool), "flows": [_plain(f) for f in self._flows(pool.pool, most)]} for pool in self._pools()]
         engines, sources = [_plain(each) for each in self._scrapers()], [_plain(each) for each in self._sets()]
-        return _json({"ready": self._ready(), "pools": pools, "engines": engines, "sources": sources})
+        cluster = None if (seen := self._cluster()) is None else _plain(seen)
+        ready = self._ready()
+        return _json({"ready": ready, "cluster": cluster, "pools": pools, "engines": engines, "sources": sources})
 
     # -- the live page ----------------------------------------------------------------------------
 
@@ -184,7 +193,7 @@ def _json(data: Any, status: int = 200, headers: Mapping[str, str] | None = None
     return web.Response(body=orjson.dumps(data), status=status, content_type="application/json", headers=headers)
 
 
-def _plain(row: PoolView | FlowView | ScrapeStats | EndpointSetStats) -> dict[str, Any]:
+def _plain(row: PoolView | FlowView | ScrapeStats | EndpointSetStats | ClusterStats) -> dict[str, Any]:
     def convert(items: list[tuple[str, Any]]) -> dict[str, Any]:
         return {key: value.value if isinstance(value, Enum) else value for key, value in items}
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
-from extproc.core.events import Arrive, Effect, End, Event, Scraped, ScrapeFailed
+from extproc.core.events import Arrive, Effect, End, Event, Scraped, ScrapeFailed, Settled
 from extproc.core.reasons import Reason
 from extproc.core.scheduler import Scheduler
 
@@ -73,6 +73,8 @@ class Tracer(Protocol):
 
     def begin(self, request_id: str, origin: Origin, /) -> None: ...
 
+    def followed(self, request_id: str, /) -> bool: ...
+
     def first_byte(self, request_id: str, after_s: float, /) -> None: ...
 
     def seen(self, scheduler: Scheduler, event: Event, now: float, effects: Sequence[Effect]) -> None: ...
@@ -91,8 +93,8 @@ class Journal:
         clock: Callable[[], float] = time.monotonic,
         decided: Callable[[str, Sequence[Effect]], None] | None = None,
     ) -> None:
-        """None: nobody wants it. `fault`: counts one, `FAULT`. `decided`: is told of all effects, with the
-        name of the pool, see `history`."""
+        """None: nobody wants it. `fault`: counts one, `FAULT`. `decided`: is told of verdicts, with the name
+        of the pool, see `history`."""
         self.tracing = tracer is not None
         self._wake = wake
         self._requests = requests
@@ -115,6 +117,10 @@ class Journal:
         if self._requests is not None:
             self._requests.interrupted(request_id, how)
 
+    def followed(self, request_id: str) -> bool:
+        """Whether it has spans, and is not over."""
+        return self._tracer is not None and self._tracer.followed(request_id)
+
     def first_byte(self, request_id: str, after_s: float) -> None:
         """The first byte of its answer came so long after its first arrival."""
         if self._tracer is not None:
@@ -134,19 +140,25 @@ class Journal:
     def seen(self, scheduler: Scheduler, event: Event, now: float, effects: Sequence[Effect]) -> None:
         """A scheduler has taken in an event. It is only read."""
         kind: type = type(event)
-        page = event if isinstance(event, _PAGES) else None
+        it: Any = event
+        page = kind is Scraped or kind is ScrapeFailed
+        decided = False
+        for effect in effects:
+            if type(effect) is not Settled:  # a cost is for spans alone, and comes with each request
+                decided = True
+                break
         # As `_woken` and `_told_of` do it; written out, since each event comes this way.
-        if page is None or scheduler.requests:  # engines are read while nothing happens, too
+        if not page or scheduler.requests:  # engines are read while nothing happens, too
             try:
                 self._wake()
             except Exception:
                 self._failed("sampler")
-        if effects and self._decided is not None:
+        if decided and self._decided is not None:
             try:
                 self._decided(scheduler.policy.name, effects)
             except Exception:
                 self._failed("history")
-        if self._requests is not None and (effects or kind is Arrive or kind is End):
+        if self._requests is not None and (decided or kind is Arrive or kind is End):
             try:
                 self._requests.seen(scheduler, event, now, effects)
             except Exception:
@@ -156,9 +168,9 @@ class Journal:
                 self._tracer.seen(scheduler, event, now, effects)
             except Exception:
                 self._failed("traces")
-        if page is not None and self._changes is not None:
+        if page and self._changes is not None:
             try:
-                self._changes.page(scheduler, page.endpoint, now)
+                self._changes.page(scheduler, it.endpoint, now)
             except Exception:
                 self._failed("change_log")
 

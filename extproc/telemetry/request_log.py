@@ -123,7 +123,7 @@ class RequestLog:
             request = scheduler.requests.get(event.id)
             if request is not None and request.state is _QUEUED:
                 self._hold(request, scheduler)
-        elif type(event) is End and (held := self._drop(event.id)) is not None:
+        elif type(event) is End and event.id in self._held and (held := self._drop(event.id)) is not None:
             self._left(held, now)
         for effect in effects:
             if type(effect) is Release:

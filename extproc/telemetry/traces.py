@@ -195,6 +195,10 @@ class Tracer:
         model = None if origin.model is None else cut(origin.model)
         self._open[request_id] = Record(request_id, parent, state, model, cut(origin.path), origin.stream)
 
+    def followed(self, request_id: str) -> bool:
+        """Whether its record is open."""
+        return request_id in self._open
+
     def first_byte(self, request_id: str, after_s: float) -> None:
         """The first byte of its answer came so long after its first arrival: as Envoy's access log has it."""
         record = self._open.get(request_id)

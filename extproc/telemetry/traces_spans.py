@@ -220,6 +220,8 @@ class Spans:
         wait.end(self._ns(max(arrival, verdict_at)))
 
     def _parent(self, record: Record) -> Context:
+        if not record.traceparent:
+            return Context()
         carrier = {"traceparent": record.traceparent, "tracestate": record.tracestate}
         return self._propagator.extract(carrier, Context())
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from extproc.config.cluster import Mode
 from extproc.wiring import base_file, engine_set, fairlane_tls, steps
 from extproc.wiring.base_file import EnvoyFileError
 from extproc.wiring.description import FairlaneTls, Wiring, WiringError
@@ -25,6 +26,14 @@ _STEPS = (
     steps.routes,
     steps.words,
 )
+_FOUND = "health checks find the one that is stopping or frozen, and what is healthy gets everything, however few"
+_SEVERAL: dict[Mode, str] = {
+    "single": f"Several replicas of Fairlane: {_FOUND}.",
+    "standby": "Several replicas of Fairlane, of which one serves (cluster.mode standby): health checks find that one, "
+    "which gets every request; while none says that it serves, all are asked.",
+    "partition": f"Several replicas of Fairlane, each for some models (cluster.mode partition): {_FOUND}.",
+    "shared": f"Several replicas of Fairlane with one order (cluster.mode shared): {_FOUND}.",
+}
 # Requests are spread over the replicas by this header: Envoy sets it on every request.
 _PIN = "x-request-id"
 
@@ -64,11 +73,8 @@ def build(wiring: Wiring, addresses: Addresses, source: Path | None = None) -> B
             f"profile strict with several replicas of Fairlane: Envoy 1.{wiring.envoy} cannot bring both filters to "
             "the same replica (a cluster's hash_policy came with 1.37); take one replica, or a later Envoy"
         )
-    if wiring.spread == "model" and len(addresses.ext_proc) < 2:
-        raise WiringError(
-            "spread model: there is one address of Fairlane, so nothing to spread over; give each replica's own "
-            "(--ext-proc host:port, as often as there are replicas; of a StatefulSet the names of its pods)"
-        )
+    if len(addresses.ext_proc) < 2:
+        _check_alone(wiring)
     parts, source = _base(addresses, source)
     try:
         differs = [text for step in _STEPS for text in step(parts, wiring)]
@@ -120,25 +126,48 @@ def _base(addresses: Addresses, source: Path | None) -> tuple[Parts, Path]:
     return parts, source
 
 
+def _check_alone(wiring: Wiring) -> None:
+    """Raises WiringError for what makes no sense with one address of Fairlane."""
+    why = None
+    if wiring.mode == "standby":
+        why = "cluster mode standby: Envoy asks each replica whether it is the one that serves"
+    elif wiring.spread_used == "model":
+        why = "spread model: there is nothing to spread over"
+    elif wiring.mode == "shared" and wiring.usage == "access_log":
+        why = "cluster mode shared: each replica needs an access log of its own"
+    elif wiring.mode == "shared" and wiring.profile == "strict":
+        why = "cluster mode shared: both filters of the profile strict must reach the same replica"
+    if why is not None:
+        raise WiringError(
+            f"{why}, and there is one address of Fairlane; give each replica's own (--ext-proc host:port, as often as "
+            "there are replicas; of a StatefulSet the names of its pods)"
+        )
+
+
 def _several(parts: Parts, wiring: Wiring) -> list[str]:
     """More than one replica of Fairlane."""
     parts.fairlane["health_checks"] = [
         {
             "timeout": "1s",
-            "interval": "2s",
+            "interval": "1s",
             # Without it an idle replica is asked every 60 s only.
-            "no_traffic_interval": "2s",
+            "no_traffic_interval": "1s",
             "unhealthy_threshold": 2,
             "healthy_threshold": 1,
             "grpc_health_check": {},
         }
     ]
-    # Else Envoy's workers learn of a replica that is down up to a second later than its health checks do.
-    parts.fairlane["common_lb_config"] = {"update_merge_window": "0s"}
-    said = ["Several replicas of Fairlane: health checks find the one that is stopping or frozen."]
+    parts.fairlane["common_lb_config"] = {
+        # With fewer healthy ones than 50 %, the default, Envoy would ask all of them, standbys too. At 0 it would
+        # refuse what is held while all are away (`no_healthy_upstream`); at 1 it asks all of them then.
+        "healthy_panic_threshold": {"value": 1},
+        # Else Envoy's workers learn of a replica that is down up to a second later than its health checks do.
+        "update_merge_window": "0s",
+    }
+    said = [_SEVERAL[wiring.mode]]
     said += _log_of_each(parts)
     pins: list[tuple[str, str]] = []
-    if wiring.spread == "model":
+    if wiring.spread_used == "model":
         pins.append(("x-fairlane-spread", "%DYNAMIC_METADATA(fairlane.spread:model)%"))
         said.append(
             "Each model's requests go to one replica, by a hash of the name that fairlane.spread.lua has made fit for "
@@ -191,7 +220,7 @@ def _log_of_each(parts: Parts) -> list[str]:
         cluster, own = unshared(parts.fairlane), unshared(log)
         cluster["name"] = cluster["load_assignment"]["cluster_name"] = name
         cluster["load_assignment"]["endpoints"] = [{"lb_endpoints": [unshared(endpoint)]}]
-        del cluster["health_checks"]  # no other one could take the entries
+        del cluster["health_checks"], cluster["common_lb_config"]  # no other one could take the entries
         parts.clusters.append(cluster)
         own["name"] = name
         own["typed_config"]["common_config"]["grpc_service"]["envoy_grpc"]["cluster_name"] = name

@@ -32,6 +32,7 @@ def wiring(config: Config, **chosen: Any) -> Wiring:
         "max_body": config.requests.max_body,
         "default_priority": default if by_header else None,
         "unscheduled_priority": _in_body(config, default),
+        "mode": config.cluster.mode,
         "pick": picks.pop() if len(picks) == 1 else "mixed",
         "attributes": tuple(_CERTIFICATE[each.certificate.which] for each in sources if each.certificate),
         "namespaces": tuple(each.metadata.namespace for each in sources if each.metadata),
@@ -90,6 +91,25 @@ def tls_notes(config: Config, tls: FairlaneTls | None) -> Iterator[str]:
         yield (
             "Envoy speaks TLS to Fairlane, and fairlane.yaml has no listen.ext_proc_tls: this works only with "
             "something between them that takes the TLS away."
+        )
+
+
+def replica_notes(config: Config, described: Wiring, replicas: int) -> Iterator[str]:
+    """What the file and the number of Fairlane's addresses say of each other."""
+    if replicas > 1 and described.mode == "single" and described.spread_used == "requests":
+        yield (
+            f"There are {replicas} replicas of Fairlane and cluster.mode is single: each keeps an order of its own, "
+            "and shares are fair in each alone. cluster.mode standby, partition or shared makes one order of them."
+        )
+    if described.mode != config.cluster.mode:
+        yield (
+            f"This is for the cluster mode {described.mode}, and cluster.mode of fairlane.yaml is "
+            f"{config.cluster.mode}."
+        )
+    elif described.mode != "single" and replicas > 1 and config.cluster.replicas != replicas:
+        yield (
+            f"cluster.replicas is {config.cluster.replicas}, and there are {replicas} addresses of Fairlane: while the "
+            "store cannot be asked, each replica takes its part of that number."
         )
 
 

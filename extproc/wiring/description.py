@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from extproc.config.cluster import Mode
 from extproc.config.requests import QUEUED_PATHS
 
 Profile = Literal["standard", "strict", "body", "duplex"]
@@ -55,8 +56,10 @@ class Wiring:
     pick              fairlane: Envoy takes the endpoint that Fairlane names; envoy: it balances by itself, and leaves
                       out engines that fail; mixed: the first in some pools, the second in others
     retry_turned_away  Envoy asks another engine when one answers 429 or 503
+    mode              what several replicas of Fairlane are to each other: `cluster.mode` of fairlane.yaml
     spread            over several replicas of Fairlane. requests: each to any of them.
                       model: all requests for one model to the same one, so that there is one order for it.
+                      None: model in the mode partition, else requests.
     """
 
     profile: Profile = "standard"
@@ -73,7 +76,8 @@ class Wiring:
     namespaces: tuple[str, ...] = ()
     pick: Pick = "fairlane"
     retry_turned_away: bool = False
-    spread: Spread = "requests"
+    mode: Mode = "single"
+    spread: Spread | None = None
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -81,7 +85,8 @@ class Wiring:
             ("usage", self.usage, get_args(Usage)),
             ("facts", self.facts, (*get_args(Facts), None)),
             ("pick", self.pick, get_args(Pick)),
-            ("spread", self.spread, get_args(Spread)),
+            ("cluster mode", self.mode, get_args(Mode)),
+            ("spread", self.spread, (*get_args(Spread), None)),
         ):
             if value not in known:
                 raise WiringError(f"{name}: there is no {value!r}; there are {', '.join(filter(None, known))}")
@@ -100,13 +105,23 @@ class Wiring:
                 f"facts {self.facts}: it would hold the whole body in Envoy before the first piece of it reaches "
                 "Fairlane, which is what the profile duplex avoids; leave facts out, or take the profile body"
             )
-        if self.spread == "model" and self.facts_used == "none":
+        if self.spread == "model" and self.mode == "standby":
+            raise WiringError(
+                "spread model: in the cluster mode standby one replica serves all models, and there is nothing to "
+                "spread over; leave spread out, or take the mode partition"
+            )
+        if self.spread == "requests" and self.mode == "partition":
+            raise WiringError(
+                "spread requests: in the cluster mode partition each model has one replica, by which alone there is "
+                "one order for it; leave spread out, or take the mode shared"
+            )
+        if self.spread_used == "model" and self.facts_used == "none":
             cure = "take the profile standard, strict or body" if self.profile == "duplex" else "take facts json"
             raise WiringError(
                 "spread model: Envoy chooses the replica before it has read the body, since nobody but Fairlane looks "
                 f"into that; {cure}, or leave spread out"
             )
-        if self.spread == "model" and self.envoy <= 36:
+        if self.spread_used == "model" and self.envoy <= 36:
             raise WiringError(
                 f"spread model: Envoy 1.{self.envoy} cannot choose a replica by a hash (a cluster's hash_policy came "
                 "with 1.37); take a later Envoy, or one replica"
@@ -132,6 +147,11 @@ class Wiring:
     def facts_used(self) -> Facts:
         """`facts`, or the profile's own."""
         return self.facts or ("none" if self.profile == "duplex" else "json")
+
+    @property
+    def spread_used(self) -> Spread:
+        """`spread`, or the mode's own."""
+        return self.spread or ("model" if self.mode == "partition" else "requests")
 
     @property
     def oldest_envoy(self) -> int:

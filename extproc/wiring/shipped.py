@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from extproc.config.cluster import Mode
 from extproc.wiring.build import Addresses, Built, build
 from extproc.wiring.description import NEWEST, Wiring
 from extproc.wiring.mesh import xds
@@ -32,6 +33,18 @@ SHIPPED: dict[str, tuple[str, Wiring]] = {
         Wiring(facts="lua", append=True, unscheduled_priority=Wiring().default_priority),
     ),
     "standard-1.36.yaml": ("--envoy-version 1.36", Wiring(envoy=36)),
+}
+# For each cluster mode of several replicas, here at the ports of one machine.
+_MODES: tuple[Mode, ...] = ("standby", "partition", "shared")
+_REPLICAS: tuple[Address, ...] = (("127.0.0.1", 50_051), ("127.0.0.1", 50_061), ("127.0.0.1", 50_071))
+REPLICAS: dict[str, tuple[str, Wiring, tuple[Address, ...]]] = {
+    f"replicas/{mode}-{count}.yaml": (
+        " ".join([f"--cluster-mode {mode}", *(f"--ext-proc {host}:{port}" for host, port in _REPLICAS[:count])]),
+        Wiring(mode=mode),
+        _REPLICAS[:count],
+    )
+    for mode in _MODES
+    for count in (2, 3)
 }
 # Of the forms but `static`: name, options, form, wiring, and the place.
 _CLUSTER = ".svc.cluster.local"
@@ -135,17 +148,19 @@ def meshes() -> dict[str, str]:
 
 def text(name: str) -> str:
     """What stands in the file of that name. Raises KeyError and EnvoyFileError."""
-    options, wiring = SHIPPED[name]
-    built = build(wiring, Addresses())
+    if name in REPLICAS:
+        options, wiring, ext_proc = REPLICAS[name]
+        built = build(wiring, Addresses(ext_proc=ext_proc))
+    else:
+        options, wiring = SHIPPED[name]
+        built = build(wiring, Addresses())
     command = f"fairlane envoy-config {options} {_ENGINES} --output envoy/{name}"
     return as_yaml(built.config, head(wiring, built, command))
 
 
 def main(arguments: Sequence[str]) -> None:
     folder = Path(arguments[0]) if arguments else Path("envoy")
-    for name in SHIPPED:
-        (folder / name).write_text(text(name), encoding="utf-8")
-    for name, written in meshes().items():
+    for name, written in ({name: text(name) for name in (*SHIPPED, *REPLICAS)} | meshes()).items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(written, encoding="utf-8")
 

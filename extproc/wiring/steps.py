@@ -122,7 +122,7 @@ def identity(parts: Parts, wiring: Wiring) -> Iterator[str]:
 
 def spread(parts: Parts, wiring: Wiring) -> Iterator[str]:
     """The word by which `build` has a replica chosen, which says the rest."""
-    if wiring.spread == "model":
+    if wiring.spread_used == "model":
         parts.add_lua(SPREAD_LUA, base_file.lua("spread"), before=parts.holder)
     return iter(())
 

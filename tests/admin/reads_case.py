@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from extproc.admin.access import CALLER, Caller
-from extproc.admin.control import EngineState, RecordingState, RunningPool, SourceState
+from extproc.admin.control import ClusterState, EngineState, RecordingState, RunningPool, SourceState
 from extproc.admin.errors import AdminError
 from extproc.config.load import FileData, from_data
 from extproc.config.model import Config
@@ -102,6 +102,7 @@ class FakeControl:
     engine_states: Sequence[EngineState] = ()
     source_states: Sequence[SourceState] = ()
     tickets: dict[str, str] = field(default_factory=dict)
+    cluster_state: ClusterState | None = None
 
     def check(self, config: Config) -> None: ...
 
@@ -119,6 +120,9 @@ class FakeControl:
 
     def recording(self) -> RecordingState:
         return RecordingState(True, ("/var/lib/fairlane/a.jsonl.gz",), stopped_by_error=False)
+
+    def cluster(self) -> ClusterState | None:
+        return self.cluster_state
 
     def ticket_of(self, x_request_id: str) -> str | None:
         return self.tickets.get(x_request_id)

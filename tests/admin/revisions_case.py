@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from extproc.admin.control import EngineState, RecordingState, RunningPool, SourceState
+from extproc.admin.control import ClusterState, EngineState, RecordingState, RunningPool, SourceState
 from extproc.admin.records import Author
 from extproc.admin.revisions import Result, Revisions
 from extproc.config.administration import Administration
@@ -93,6 +93,9 @@ class FakeControl:
 
     def recording(self) -> RecordingState:
         return RecordingState(False, (), False)
+
+    def cluster(self) -> ClusterState | None:
+        return None
 
     def ticket_of(self, x_request_id: str) -> str | None:  # noqa: ARG002
         return None

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from extproc.admin.access import CALLER, Caller
-from extproc.admin.control import EngineState, RecordingState, RunningPool, SourceState
+from extproc.admin.control import ClusterState, EngineState, RecordingState, RunningPool, SourceState
 from extproc.admin.errors import AdminError
 from extproc.admin.portions import Portions
 from extproc.admin.revisions import Revisions
@@ -126,6 +126,9 @@ class FakeControl:
 
     def recording(self) -> RecordingState:
         return RecordingState(self.config.recording.file is not None, (), False)
+
+    def cluster(self) -> ClusterState | None:
+        return None
 
     def ticket_of(self, x_request_id: str) -> str | None:
         return x_request_id if any(x_request_id in each.requests for each in self.schedulers.values()) else None

@@ -209,10 +209,10 @@ def test_pages_name_only_metrics_that_there_are() -> None:
             assert name in exposed or name == "fairlane_unavailable", (page.name, name)  # a code of Envoy's
 
 
-def events(*folders: str) -> dict[str, set[str]]:
+def events(*files: str) -> dict[str, set[str]]:
     """Lines of the log whose event is written out in the code -> their levels."""
     found: dict[str, set[str]] = {}
-    for file in sorted(file for folder in folders for file in (ROOT / folder).rglob("*.py")):
+    for file in sorted(file for pattern in files for file in ROOT.glob(pattern)):
         for call in ast.walk(ast.parse(file.read_text())):
             if not isinstance(call, ast.Call) or not call.args or not isinstance(call.args[0], ast.Constant):
                 continue
@@ -224,9 +224,11 @@ def events(*folders: str) -> dict[str, set[str]]:
     return found
 
 
-def test_the_tables_of_log_lines_are_what_telemetry_writes() -> None:
+def test_the_tables_of_log_lines_are_what_is_written_of_requests_and_replicas() -> None:
     rows = re.findall(r"^\| `([a-z_ ]+)` \| ([a-z, ]+) \| .* \|$", section("Logs"), re.M)
-    assert {event: set(levels.split(", ")) for event, levels in rows} == events("extproc/telemetry")
+    assert {event: set(levels.split(", ")) for event, levels in rows} == events(
+        "extproc/telemetry/**/*.py", "extproc/cluster/*.py", "extproc/replicas.py"
+    )
 
 
 def test_the_keys_of_top_are_those_of_its_help() -> None:

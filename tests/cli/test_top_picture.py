@@ -110,9 +110,25 @@ def test_the_header() -> None:
     assert lines(usual(), Choices(paused=True), columns=59)[0].endswith(" PAUSED ")
 
 
+def test_a_replica() -> None:
+    cluster = pb.ClusterStatus(
+        active=True, store_used=True, expected_count=3, replicas=[pb.ReplicaStatus(replica="r1")]
+    )
+    shown = lines(usual(status=pb.Status(cluster=cluster)), columns=120)
+    assert "serving 3d01h" in shown[0]
+    assert "1 of 3 replicas" in shown[1]
+    cluster.active = False
+    assert "STANDS BY 3d01h" in lines(usual(status=pb.Status(cluster=cluster)), columns=120)[0]
+    assert "replicas" not in lines(usual(), columns=120)[1]
+
+
 @pytest.mark.parametrize(
     ("status", "said"),
     [
+        (
+            pb.Status(cluster=pb.ClusterStatus(store_used=True, store_lost=True, store_error="refused")),
+            "the store of the cluster does not answer: refused",
+        ),
         (pb.Status(file=pb.FileStatus(error="line 3: no\nsuch key")), "no file"),
         (pb.Status(state=pb.StateStatus(read_only=True, error="disk full")), "nothing can be changed: disk full"),
         (pb.Status(recording=pb.RecordingStatus(stopped_by_error=True)), "the recording was stopped by an error"),

@@ -143,6 +143,23 @@ telemetry:
   log: {{slow_after: 11s, refused: false, lines_per_second: 21}}
   traces: {{otlp: "http://c:4317", protocol: http, sample: 0.5}}
   page: false
+cluster:
+  mode: standby
+  name: c
+  replica: r
+  replicas: 3
+  period: 200ms
+  timeout: 600ms
+  lease: 4s
+  store:
+    addresses: [10.0.0.3:26379]
+    kind: sentinel
+    sentinel_name: s
+    database: 1
+    username: u
+    password_file: /s/store
+    sentinel_password_file: /s/sentinel
+    tls: {{ca: ca.pem, certificate: f.pem, key: f.key, name: store.internal}}
 """
 )
 # What cannot be together with the above: (place of a section, what stands there).

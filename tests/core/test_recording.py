@@ -75,6 +75,12 @@ all_events = st.one_of(
     st.builds(events.EndpointAdded, texts),
     st.builds(events.EndpointRemoved, texts),
     st.builds(lambda n: Reconfigure(a_pool(*two_classes(min_share=0.1), max_queued=n)), st.integers(1, 99)),
+    st.builds(
+        events.Synced, counts, numbers,
+        st.lists(st.builds(events.EndpointShare, texts, numbers, counts, counts)).map(tuple),
+        st.lists(st.builds(events.FlowShare, texts, texts, numbers, counts)).map(tuple),
+        st.dictionaries(texts, numbers, max_size=3), maybe, st.none() | numbers,
+    ),
     st.just(Tick()),
 )  # fmt: skip
 all_effects = st.one_of(

@@ -500,6 +500,7 @@ ELSEWHERE = {
     "pool.pick": "PICKS; `by` needs a restart",
     "pool.weights": "what waits keeps the estimate that it came with, and is settled by the weights of then",
     "pool.unit": "cannot change while the pool runs: what each has had is counted in it",
+    "pool.shared": "cannot change while the pool runs: what other replicas hold is part of its books",
     "pool.max_queued": _DOOR,
     "pool.max_queued_bytes": _DOOR,
     "pool.usage_grace_s": "how long a count may come after a stream: of streams that end from now on",

@@ -166,6 +166,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.evicted_at = -math.inf
         self.reconfigured = False  # since then, perhaps with another rate
         self.cancelling = False
+        self.served_elsewhere = 0.0  # cost
         self.endpoints: set[str] = set()
         self.add_endpoint(E1)
         self.apply(Scraped(E1, a_sample(0, 0, self.now)))
@@ -437,10 +438,11 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert told.estimated_wait_s is None or 1.0 <= told.estimated_wait_s <= 600.0
                 assert told.ahead_in_flow >= 0 and 0 <= told.flow_position <= told.flows
                 assert all(x is None or not math.isnan(x) for x in (told.value, told.limit))
-        # What is released and not settled is charged for what it has had until now; V is that, and all that is settled.
+        # What is released and not settled is charged for what it has had until now; V is that, and all that is settled,
+        # and what other replicas have had.
         running = sum(r.charged for r in scheduler.requests.values() if r.state is not State.QUEUED and not r.settled)
         settled = sum(r.cost for r in self.known.values())
-        assert scheduler.share_v == pytest.approx(running + settled, rel=1e-9, abs=1e-6)
+        assert scheduler.share_v == pytest.approx(running + settled + self.served_elsewhere, rel=1e-9, abs=1e-6)
 
     def teardown(self) -> None:
         """End all, count all, let time pass: nothing is left."""

@@ -1,4 +1,4 @@
-"""The manifests as kustomize builds them: the folders, and single and partition with the components."""
+"""The manifests as kustomize builds them: the folders, and the overlays with the components."""
 
 from __future__ import annotations
 
@@ -23,7 +23,13 @@ import check_manifests
 
 Json = dict[str, Any]
 FOLDER = ROOT / "deploy" / "kubernetes"
-FOLDERS = ("base", "overlays/single", "overlays/partition", *(f"examples/{each}" for each in ("sim", "vllm", "envoy")))
+REPLICATED = ("overlays/standby", "overlays/partition", "overlays/shared")
+FOLDERS = (
+    "base",
+    "overlays/single",
+    *REPLICATED,
+    *(f"examples/{each}" for each in ("sim", "vllm", "envoy", "envoy-three")),
+)
 WITH_CRDS = ("monitoring", "tls")
 # Name: overlay and components, as a user would put them together.
 TOGETHER: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -32,9 +38,11 @@ TOGETHER: dict[str, tuple[str, tuple[str, ...]]] = {
     "single, mesh": ("overlays/single", ("monitoring", "mesh-sidecar")),
     "single, all": ("overlays/single", ("monitoring", "tls", "admin-tokens", "admin-network", "state")),
     "partition, all": ("overlays/partition", ("monitoring", "tls", "admin-tokens", "admin-network")),
+    "shared, all": ("overlays/shared", ("monitoring", "tls", "admin-tokens", "admin-network")),
+    "shared, own store": ("overlays/single", ("replicas", "store")),
 }
 EVERYTHING = (*FOLDERS, "examples/cert-manager", *TOGETHER)
-OF_FAIRLANE = ("base", "overlays/single", "overlays/partition", *TOGETHER)
+OF_FAIRLANE = ("base", "overlays/single", *REPLICATED, *TOGETHER)
 
 
 def built(name: str) -> list[Json]:
@@ -113,7 +121,13 @@ def container(objects: list[Json]) -> Json:
 
 
 def environment(objects: list[Json]) -> dict[str, str]:
-    return {each["name"]: each["value"] for each in container(objects).get("env", ())}
+    """Of the first pod."""
+    found = {}
+    for each in container(objects).get("env", ()):
+        if "valueFrom" in each:
+            assert each["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+        found[each["name"]] = each["value"] if "value" in each else f"{fairlane(objects)['metadata']['name']}-0"
+    return found
 
 
 def file(objects: list[Json]) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from kubernetes_case import FOLDER, OF_FAIRLANE, ROOT, built, container, environment, file, one, pod
@@ -114,8 +115,11 @@ def test_the_configuration_is_good(name: str, mounted: Mounted) -> None:
 
 
 @asynccontextmanager
-async def running(name: str, mounted: Mounted) -> AsyncIterator[tuple[Child, dict[str, int], list[dict[str, Any]]]]:
-    """The command of the container, with the ConfigMap's file but for its folders; on ports of loopback."""
+async def running(
+    name: str, mounted: Mounted, more: dict[str, str] | None = None
+) -> AsyncIterator[tuple[Child, dict[str, int], list[dict[str, Any]]]]:
+    """The command of the container, with the ConfigMap's file but for its folders; on ports of loopback. `more`:
+    variables."""
     objects = built(name)
     mounted.write(mounted.map(file(objects)), "first")
     ports = dict(zip(("grpc-ext-proc", "grpc-admin", "http"), free_ports(3), strict=True))
@@ -125,7 +129,13 @@ async def running(name: str, mounted: Mounted) -> AsyncIterator[tuple[Child, dic
         "FAIRLANE__LISTEN__HTTP": f"127.0.0.1:{ports['http']}",
     }
     command = [sys.executable, "-m", "extproc.cli.main", *(mounted.map(each) for each in container(objects)["args"])]
-    child = Child("fairlane", command, log=mounted.place / "log", directory=ROOT, env=variables(objects, mounted) | at)
+    child = Child(
+        "fairlane",
+        command,
+        log=mounted.place / "log",
+        directory=ROOT,
+        env=variables(objects, mounted) | at | (more or {}),
+    )
     child.start()
     try:
         startup = container(objects)["startupProbe"]
@@ -220,15 +230,16 @@ async def test_with_tls_and_tokens(mounted: Mounted, tmp_path: Path) -> None:
 # -- files that are made of others --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", gen_kubernetes.FILES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", gen_kubernetes.FILES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_a_made_file_is_what_is_made_now(path: Path) -> None:
     assert path.read_text() == gen_kubernetes.FILES[path](), "run `make kubernetes`"
 
 
 @pytest.mark.e2e
-def test_the_envoy_of_the_example_takes_its_configuration(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["envoy", "envoy-three"])
+def test_the_envoy_of_the_example_takes_its_configuration(name: str, tmp_path: Path) -> None:
     given = one(
-        [each for each in built("examples/envoy") if each["metadata"]["name"].startswith("envoy-")], "ConfigMap"
+        [each for each in built(f"examples/{name}") if each["metadata"]["name"].startswith("envoy-")], "ConfigMap"
     )
     (tmp_path / "envoy.yaml").write_text(given["data"]["envoy.yaml"])
     done = subprocess.run(
@@ -248,6 +259,26 @@ def test_the_example_envoy_asks_the_service_that_is_there() -> None:
     (port,) = service["spec"]["ports"]
     assert f"address: {name}.{space}.svc.cluster.local\n" in text
     assert f"port_value: {port['port']}\n" in text
+
+
+@pytest.mark.parametrize("overlay", ["standby", "shared"])
+def test_the_example_envoy_for_three_asks_each_of_them(overlay: str) -> None:
+    made = yaml.safe_load(gen_kubernetes.ENVOY_FOR_THREE.read_text())["static_resources"]["clusters"]
+    objects = built(f"overlays/{overlay}")
+    replicas, service = workload(objects), one(objects, "Service", "fairlane-pods")["metadata"]
+    names = [
+        f"{replicas['metadata']['name']}-{number}.{service['name']}.{service['namespace']}.svc.cluster.local"
+        for number in range(replicas["spec"]["replicas"])
+    ]
+    asked = {
+        each["name"]: [
+            endpoint["endpoint"]["address"]["socket_address"]["address"]
+            for endpoint in each["load_assignment"]["endpoints"][0]["lb_endpoints"]
+        ]
+        for each in made
+        if each["name"].startswith("fairlane")
+    }
+    assert asked == {"fairlane": names, **{f"fairlane-log-{number}": [at] for number, at in enumerate(names, 1)}}
 
 
 @pytest.mark.parametrize("component", ["tls"])

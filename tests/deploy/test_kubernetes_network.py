@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from kubernetes_case import built, fairlane, of_kind, pod, workloads
+from kubernetes_case import REPLICATED, built, fairlane, of_kind, one, pod, workloads
 
 pytestmark = pytest.mark.slow
 
@@ -82,9 +82,14 @@ INTERNET = Peer(address="203.0.113.7")
 ENGINE = Peer("llm")
 NAME_SERVER = Peer("kube-system", labels={"k8s-app": "kube-dns"})
 ISTIOD = Peer("istio-system", labels={"app": "istiod", "istio.io/rev": "default"})
+VALKEY = Peer("fairlane", labels={"app.kubernetes.io/name": "valkey"})
+SCHEDULER = Peer("fairlane", labels={"app.kubernetes.io/name": "fairlane", "app.kubernetes.io/component": "scheduler"})
 BESIDE_ISTIOD = Peer("istio-system", labels={"app": "kiali"})
-PEERS = (GATEWAY, PROMETHEUS, OPERATORS, NEIGHBOUR, STRANGER, INTERNET, ENGINE, NAME_SERVER, ISTIOD, BESIDE_ISTIOD)
-PORTS = [(port, "TCP") for port in (22, 53, 80, 443, 6443, 8000, 9090, 10250, 15010, 15012, 50051, 50052)] + [
+PEERS = (
+    *(GATEWAY, PROMETHEUS, OPERATORS, NEIGHBOUR, STRANGER, INTERNET, ENGINE, NAME_SERVER, ISTIOD, BESIDE_ISTIOD),
+    *(VALKEY, SCHEDULER),
+)
+PORTS = [(port, "TCP") for port in (22, 53, 80, 443, 6379, 6443, 8000, 9090, 10250, 15010, 15012, 50051, 50052)] + [
     (53, "UDP"),
     (443, "UDP"),
 ]
@@ -103,13 +108,14 @@ OUT = {(ENGINE, 8000, "TCP"), (NAME_SERVER, 53, "TCP"), (NAME_SERVER, 53, "UDP")
 
 
 @pytest.mark.parametrize(
-    "name", ["base", "overlays/single", "overlays/partition", "single, tokens", "single, kept", "single, mesh"]
+    "name",
+    ["base", "overlays/single", *REPLICATED, "single, tokens", "single, kept", "single, mesh", "shared, own store"],
 )
 def test_who_may_come_in(name: str) -> None:
     assert admitted(name, "Ingress") == IN
 
 
-@pytest.mark.parametrize("name", ["single, all", "partition, all"])
+@pytest.mark.parametrize("name", ["single, all", "partition, all", "shared, all"])
 def test_who_may_come_in_with_the_admin_port(name: str) -> None:
     assert admitted(name, "Ingress") == IN | {(OPERATORS, 50052, "TCP")}
 
@@ -125,6 +131,23 @@ def test_where_it_may_go_with_the_api_server(name: str) -> None:
     assert admitted(name, "Egress") == OUT | api_server
 
 
+@pytest.mark.parametrize("name", ["overlays/standby", "overlays/shared", "shared, all", "shared, own store"])
+def test_where_it_may_go_with_a_store(name: str) -> None:
+    api_server = {(peer, port, "TCP") for peer in PEERS for port in (443, 6443)}
+    assert admitted(name, "Egress") == OUT | api_server | {(VALKEY, 6379, "TCP")}
+
+
+@pytest.mark.parametrize("name", ["overlays/standby", "overlays/shared"])
+def test_nobody_but_the_replicas_reaches_the_store(name: str) -> None:
+    objects = built(name)
+    store = one(objects, "Deployment", "valkey")
+    ways = {
+        way: {(peer, port) for peer in PEERS for port, kind in PORTS if admits(objects, store, way, peer, port, kind)}
+        for way in ("Ingress", "Egress")
+    }
+    assert ways == {"Ingress": {(SCHEDULER, 6379)}, "Egress": set()}
+
+
 def test_a_sidecar_reaches_its_control_plane() -> None:
     api_server = {(peer, port, "TCP") for peer in PEERS for port in (443, 6443)}
     assert admitted("single, mesh", "Egress") == OUT | api_server | {(ISTIOD, 15012, "TCP")}
@@ -135,7 +158,7 @@ def test_nobody_reaches_an_engine_past_the_gateway(name: str) -> None:
     objects = built(name)
     (engine,) = workloads(objects)
     reached = {peer for peer in PEERS if admits(objects, engine, "Ingress", peer, 8000, "TCP")}
-    assert reached == {GATEWAY, NEIGHBOUR}
+    assert reached == {GATEWAY, NEIGHBOUR, VALKEY, SCHEDULER}, "by namespaces, and Fairlane's has these"
 
 
 def test_the_example_gateway_is_let_in() -> None:

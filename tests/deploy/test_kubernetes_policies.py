@@ -11,6 +11,7 @@ from kubernetes_case import (
     EVERYTHING,
     FOLDER,
     OF_FAIRLANE,
+    REPLICATED,
     built,
     container,
     containers,
@@ -188,6 +189,8 @@ def test_what_is_mounted_is_what_is_read(name: str) -> None:
     places = [each["mountPath"] for each in container(objects)["volumeMounts"]]
     args = container(objects)["args"]
     read = [args[args.index("--config") + 1], str(config(objects).admin.state)]
+    store = config(objects).cluster.store
+    read += [] if store is None else [str(store.password_file)]
     read += [path for value in environment(objects).values() for path in re.findall(r"/[\w./-]+", value)]
     assert not [path for path in read if not any(path.startswith(f"{place}/") for place in places)]
 
@@ -219,6 +222,8 @@ def test_a_pod_that_serves_ends_after_another_is_there(name: str) -> None:
     volumes = {each["name"]: each for each in pod(workload)["volumes"]}
     if workload["kind"] == "StatefulSet":
         assert spec["replicas"] == 3
+        if name != "shared, own store":  # whose fairlane.yaml is the user's
+            assert config(built(name)).cluster.replicas == 3
         assert spec["updateStrategy"] == {"type": "RollingUpdate"}
         assert "strategy" not in spec
     elif "persistentVolumeClaim" in volumes["state"]:
@@ -240,8 +245,12 @@ def test_probes_are_patient_where_they_kill(name: str) -> None:
     assert probes["startupProbe"]["periodSeconds"] * probes["startupProbe"]["failureThreshold"] >= 30
 
 
-def test_the_replicas_of_a_partition_have_names() -> None:
-    objects = built("overlays/partition")
+EACH_REPLICATED = pytest.mark.parametrize("name", REPLICATED)
+
+
+@EACH_REPLICATED
+def test_replicas_have_names(name: str) -> None:
+    objects = built(name)
     service = one(objects, "Service", "fairlane-pods")["spec"]
     assert fairlane(objects)["spec"]["serviceName"] == "fairlane-pods"
     assert service["clusterIP"] == "None"
@@ -250,10 +259,61 @@ def test_the_replicas_of_a_partition_have_names() -> None:
     assert "publishNotReadyAddresses" not in one(built("overlays/single"), "Service", "fairlane-pods")["spec"]
 
 
-def test_the_pods_of_a_partition_are_those_of_a_single_one() -> None:
-    single, partition = (fairlane(built(f"overlays/{each}")) for each in ("single", "partition"))
-    assert partition["kind"] == "StatefulSet"
-    assert partition["spec"]["template"] == single["spec"]["template"]
+@EACH_REPLICATED
+def test_pods_of_replicas_are_those_of_a_single_one_that_know_their_names(name: str) -> None:
+    single, replicas = fairlane(built("overlays/single")), fairlane(built(name))
+    assert replicas["kind"] == "StatefulSet"
+    (ours,) = containers(replicas)
+    (called,) = ours.pop("env")
+    assert called == {
+        "name": "FAIRLANE__CLUSTER__REPLICA",
+        "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}},
+    }
+    if name != "overlays/partition":  # which needs no store
+        assert ours["volumeMounts"].pop(0)["name"] == pod(replicas)["volumes"].pop(0)["name"] == "store"
+    assert replicas["spec"]["template"] == single["spec"]["template"]
+
+
+@EACH_REPLICATED
+def test_the_mode_is_that_of_the_overlay(name: str) -> None:
+    cluster = config(built(name)).cluster
+    assert cluster.mode == name.removeprefix("overlays/")
+    assert cluster.replica is None, "that of the variable counts"
+    assert config(built("overlays/single")).cluster.mode == "single"
+
+
+@pytest.mark.parametrize("name", ["overlays/standby", "overlays/shared"])
+def test_the_store_is_the_valkey_beside_it(name: str) -> None:
+    objects = built(name)
+    store = config(objects).cluster.store
+    assert store is not None
+    valkey = one(objects, "Deployment", "valkey")
+    service = one(objects, "Service", "valkey")
+    assert store.addresses == [f"valkey:{service['spec']['ports'][0]['port']}"]
+    assert service["metadata"]["namespace"] == fairlane(objects)["metadata"]["namespace"], "a name of one word"
+    secrets = [
+        next(each["secret"] for each in pod(workload)["volumes"] if each["name"] == "store")
+        for workload in (valkey, fairlane(objects))
+    ]
+    assert secrets[0] == secrets[1]
+    folder, _, _ = str(store.password_file).rpartition("/")
+    for workload in (valkey, fairlane(objects)):
+        (found,) = containers(workload)
+        assert {"name": "store", "mountPath": folder, "readOnly": True} in found["volumeMounts"]
+    assert valkey["spec"]["replicas"] == 1
+    assert valkey["spec"]["strategy"] == {"type": "Recreate"}, "two behind one name would be two stores"
+    (ours,) = containers(valkey)
+    limit = int(ours["resources"]["limits"]["memory"].removesuffix("Mi"))
+    settings = dict(line.split(" ", 1) for line in valkey_conf(objects).splitlines() if line[0] != "#")
+    assert limit >= 2 * int(settings["maxmemory"].removesuffix("mb"))
+    assert settings["maxmemory-policy"] == "noeviction"
+    assert (settings["save"], settings["appendonly"]) == ('""', "no")
+
+
+def valkey_conf(objects: list[dict[str, Any]]) -> str:
+    (found,) = [each for each in of_kind(objects, "ConfigMap") if each["metadata"]["name"].startswith("valkey-")]
+    conf: str = found["data"]["valkey.conf"]
+    return conf
 
 
 def test_the_configuration_keeps_its_name_so_that_it_is_read_again_and_not_rolled_out() -> None:

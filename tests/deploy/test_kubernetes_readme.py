@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import CliRunner
-from kubernetes_case import FOLDER, ROOT, built, check_manifests, fairlane, needs_kustomize, pod
+from kubernetes_case import FOLDER, REPLICATED, ROOT, built, check_manifests, fairlane, needs_kustomize, pod
 
 from extproc.cli.envoy_config import envoy_config
 
@@ -53,7 +53,7 @@ def test_what_is_applied_is_there() -> None:
 def test_objects_that_commands_name_are_there() -> None:
     known = {
         (each["metadata"].get("namespace"), each["kind"].lower(), each["metadata"]["name"])
-        for name in ("overlays/single", "examples/envoy", "examples/sim")
+        for name in ("overlays/single", "overlays/shared", "examples/envoy", "examples/sim")
         for each in built(name)
     }
     named = re.findall(
@@ -79,27 +79,44 @@ def test_envoys_are_made_by_the_commands(command: str, monkeypatch: pytest.Monke
     endpoints = clusters["fairlane"]["load_assignment"]["endpoints"][0]["lb_endpoints"]
     assert {each["endpoint"]["address"]["socket_address"]["address"] for each in endpoints} == names
     assert ("transport_socket" in clusters["fairlane"]) is ("--fairlane-ca" in command)
-    assert (clusters["fairlane"].get("lb_policy") == "RING_HASH") is ("--spread model" in command)
+    assert ("health_checks" in clusters["fairlane"]) is (len(names) > 1)
 
 
 def test_there_is_a_command_for_each_way() -> None:
     made = [each for each in commands() if each.startswith("fairlane envoy-config")]
     assert len(made) == 3
     replicas = [f"{each}.fairlane-pods" for each in ("fairlane-0", "fairlane-1", "fairlane-2")]
-    assert any(all(each in command for each in replicas) for command in made)
-    assert fairlane(built("overlays/partition"))["spec"]["replicas"] == len(replicas)
+    (for_three,) = [command for command in made if all(each in command for each in replicas)]
+    assert "overlays/shared/fairlane.yaml" in for_three
+    for name in REPLICATED:
+        assert fairlane(built(name))["spec"]["replicas"] == len(replicas)
+
+
+@pytest.mark.parametrize("name", REPLICATED)
+def test_the_command_for_three_is_for_each_of_their_files(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    (command,) = [each for each in commands() if "overlays/shared/fairlane.yaml" in each]
+    done = CliRunner().invoke(envoy_config, shlex.split(command.replace("overlays/shared", name))[2:])
+    assert done.exit_code == 0, done.output
+    notes = [line for line in done.stderr.splitlines() if line.startswith("note: ")]
+    assert not [each for each in notes if "cluster.mode" in each or "cluster.replicas" in each], "both fit"
+    clusters = {each["name"]: each for each in yaml.safe_load(done.stdout)["static_resources"]["clusters"]}
+    assert (clusters["fairlane"].get("lb_policy") == "RING_HASH") is (name == "overlays/partition")
 
 
 def test_what_the_other_overlay_leaves_behind_is_deleted() -> None:
     """What `kubectl apply` of one does not change of the other, and the Services still choose."""
-    single, partition = (
-        {(each["kind"].lower(), each["metadata"]["name"]) for each in built(f"overlays/{name}")}
-        for name in ("single", "partition")
-    )
-    left = {*(single - partition), *(partition - single)}
-    assert left == {("deployment", "fairlane"), ("statefulset", "fairlane")}
-    deleted = re.findall(r"kubectl -n fairlane delete (\w+)/(\w+)", README)
-    assert set(deleted) == left
+
+    def objects(overlay: str) -> set[str]:
+        """But the ConfigMap with a hash, which harms nobody."""
+        named = {f"{each['kind'].lower()}/{each['metadata']['name']}" for each in built(overlay)}
+        return {each for each in named if not each.startswith("configmap/valkey-")}
+
+    single = objects("overlays/single")
+    assert single ^ objects("overlays/partition") == {"deployment/fairlane", "statefulset/fairlane"}
+    assert objects("overlays/standby") == objects("overlays/shared")
+    deleted = re.findall(r"kubectl -n fairlane delete ([^`#\n]+)", README)
+    assert set(" ".join(deleted).split()) == single ^ objects("overlays/shared")
 
 
 def test_what_is_forwarded_is_waited_for() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from aiohttp import web
-from kubernetes_case import built, fairlane, file, of_kind, one, pod
+from kubernetes_case import REPLICATED, built, fairlane, file, of_kind, one, pod
 from promql import ROOT
 
 sys.path.append(str(ROOT / "tests" / "engines"))  # a Kubernetes API
@@ -116,7 +116,7 @@ async def test_what_is_granted_is_what_is_used(name: str) -> None:
     assert used == may
 
 
-@pytest.mark.parametrize("name", ["overlays/single", "overlays/partition"])
+@pytest.mark.parametrize("name", ["overlays/single", *REPLICATED])
 def test_rights_are_where_the_engines_are(name: str) -> None:
     objects = built(name)
     pools = Config.model_validate(yaml.safe_load(file(objects))).pools

@@ -96,6 +96,9 @@ ELSEWHERE = {
     ".venv/bin/fairlane bench wire --only telemetry --json telemetry.json": Elsewhere(
         "tests/cli/test_bench_wire.py", ("bench", "wire", "--only", "telemetry", "--json")
     ),
+    ".venv/bin/fairlane bench wire --only instructions --json instructions.json": Elsewhere(
+        "tests/cli/test_bench_instructions.py", ("bench", "wire", "--only", "instructions", "--json")
+    ),
     ".venv/bin/fairlane bench affinity --json affinity.json": Elsewhere(
         "tests/docs/test_commands.py::test_the_long_ones_shortened", ("bench affinity", "--json")
     ),

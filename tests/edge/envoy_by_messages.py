@@ -111,6 +111,9 @@ class Journaled:
     def coming(self, request_id: str, x_request_id: str) -> None:
         self.came.append((request_id, x_request_id))
 
+    def followed(self, request_id: str) -> bool:
+        return self.tracing and any(request_id == begun for begun, _ in self.begun)
+
     def first_byte(self, request_id: str, after_s: float) -> None:
         self.first_bytes.append((request_id, after_s))
 

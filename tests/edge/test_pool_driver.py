@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from typing import Any
 
 import pytest
 from envoy_by_messages import ENGINE, Recording, a_config, an_idle_page
 
-from extproc.core.events import Arrive, Refuse, Release, Settled, Tick, Usage
+from extproc.core.events import Arrive, EndpointShare, Refuse, Release, Settled, Synced, Tick, Usage
 from extproc.core.model import Source
 from extproc.core.reasons import Reason
 from extproc.core.windows import Stance
@@ -376,3 +377,49 @@ async def test_what_an_observer_does_is_not_written_down(clock: Clock) -> None:
     observer.end("1")
     assert tape.events == []
     it.driver.close()
+
+
+# -- other replicas -------------------------------------------------------------------------------
+
+SHARED = {"mode": "shared", "store": {"addresses": ["127.0.0.1:6379"]}}
+
+
+def synced(claim: float, others: int = 0) -> Synced:
+    return Synced(2, math.inf, (EndpointShare(ENGINE, claim, others),))
+
+
+async def test_a_pool_that_is_shared_waits_for_word_and_asks_for_it(clock: Clock) -> None:
+    it = Driven(clock, cluster=SHARED, pool={"window": {"controller": "fixed", "fixed": 4, "overtake": 0}})
+    asked: list[float] = []
+    it.driver.on_busy = lambda: asked.append(clock.now)
+    _, first = it.arrive()
+    _, second = it.arrive()
+    assert (first.done(), second.done(), asked) == (False, False, [100.0])  # and not for each that comes
+    it.driver.synced(synced(1))
+    assert (first.done(), second.done()) == (True, False)
+    it.driver.synced(synced(2))
+    assert isinstance(second.result(), Release)
+    clock.now = 101.0
+    it.arrive()  # it has to wait, as the first one now
+    assert asked == [100.0, 101.0]
+
+
+async def test_readings_matter_where_only_others_have_something(clock: Clock) -> None:
+    it = Driven(clock, cluster=SHARED)
+    assert not it.driver.busy_at(ENGINE)
+    it.driver.synced(synced(0, others=3))
+    assert it.driver.busy_at(ENGINE)
+    it.driver.synced(synced(0))
+    assert not it.driver.busy_at(ENGINE)
+
+
+async def test_what_is_observed_is_of_this_replica_alone(clock: Clock) -> None:
+    """Nobody tells an observer of the others: it would wait for word for ever."""
+    it = Driven(clock, cluster=SHARED)
+    it.driver.observe(True)
+    assert it.driver.observer is not None
+    it.driver.observer.watch(Arrive("x", "a", "default", clock.now, 10))
+    assert it.driver.observer.scheduler.queued == 0
+    it.driver.synced(synced(2))
+    assert it.driver.observer.scheduler.shared is None
+    assert it.recorder.count("fault", "observer") == 0

@@ -479,6 +479,27 @@ async def test_a_request_that_comes_after_the_hand_over_is_handed_over_too(start
     assert edge.held == 0
 
 
+async def test_one_that_stands_by_gives_away_what_it_holds_and_serves_what_comes(start: Start) -> None:
+    edge, envoy = await start()
+    edge.processor.standby = True
+    first, _ = await envoy.released()
+    held = envoy.stream()
+    await held.send(request())
+    await until(lambda: edge.held == 1)
+    edge.processor.hand_over()
+    assert await held.read() is None
+    assert await held.code() is grpc.StatusCode.UNAVAILABLE
+    late = envoy.stream()
+    await late.send(request())
+    await until(lambda: edge.held == 1)  # it waits as ever
+    assert await first.end() is grpc.StatusCode.OK
+    assert await late.read() is not None
+    assert await late.end() is grpc.StatusCode.OK
+    assert edge.processor.standby_streams == 3
+    assert edge.recorder.count("handed_over") == 1
+    edge.check_empty()
+
+
 async def test_two_connections_share_one_queue(start: Start) -> None:
     edge, envoy = await start()
     first, _ = await envoy.released()

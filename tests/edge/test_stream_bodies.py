@@ -354,6 +354,20 @@ async def test_what_was_read_cannot_be_handed_over_and_is_refused(start: Start) 
     assert edge.recorder.count("refused", "draining") == 1
 
 
+async def test_what_was_read_stays_where_another_replica_has_become_active(start: Start) -> None:
+    """It keeps its turn here, where the request can still be answered."""
+    edge, envoy = await start()
+    first, _ = await envoy.released()
+    stream = envoy.stream()
+    await stream.ask(no_facts("BUFFERED"))
+    await stream.send(body("request_body", BODY, end=True))
+    await until(lambda: edge.held == 1)
+    edge.processor.hand_over()
+    assert edge.held == 1
+    assert await first.end() is grpc.StatusCode.OK
+    assert (await stream.answer()).HasField("request_body")
+
+
 async def test_a_client_that_leaves_half_way_through_its_body_was_never_in_the_books(start: Start) -> None:
     edge, envoy = await start()
     stream = envoy.stream()

@@ -60,7 +60,14 @@ def no_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rhythm_module.random, "uniform", lambda _low, _high: 0.0)
 
 
-def ends(loop: Timed, *happens: tuple[float, str], took: float = 0.0, busy: bool = True, rhythm: Rhythm) -> float:
+def ends(
+    loop: Timed,
+    *happens: tuple[float, str],
+    took: float = 0.0,
+    busy: bool = True,
+    stretch: float = 1.0,
+    rhythm: Rhythm,
+) -> float:
     """Seconds from asking for a page, which takes `took`, to asking for the next. `happens`: (seconds after asking,
     what)."""
 
@@ -70,7 +77,7 @@ def ends(loop: Timed, *happens: tuple[float, str], took: float = 0.0, busy: bool
         for after, what in happens:
             loop.call_at(asked + after, getattr(rhythm, what))
         await asyncio.sleep(took)
-        await rhythm.pause(busy)
+        await rhythm.pause(busy, stretch)
         return loop.time() - asked
 
     return loop.run_until_complete(one())
@@ -108,6 +115,13 @@ def burst(at: float) -> list[tuple[float, str]]:
         ({"took": 0.3}, burst(0.55), 0.66),
         ({"took": 0.05}, [*burst(0.02), *burst(0.5)], 0.13),
         ({"busy": False}, burst(2.0), 2.11),
+        # other replicas read it too
+        ({"stretch": 3.0}, [], 3.0),
+        ({"stretch": 3.0, "took": 0.7}, [], 3.0),
+        ({"stretch": 3.0}, [(0.1, "wake")], 3.0),
+        ({"stretch": 3.0}, burst(0.05), 0.16),
+        ({"stretch": 3.0, "busy": False}, [], 4.0),
+        ({"stretch": 3.0, "busy": False}, [(0.3, "wake")], 1.0),
     ],
 )
 def test_a_pause_ends(loop: Timed, settings: dict[str, Any], happens: list[tuple[float, str]], seconds: float) -> None:
@@ -145,6 +159,19 @@ def test_a_second_burst_within_a_second_waits_for_the_regular_page(loop: Timed) 
     assert ends(loop, *burst(0.1), rhythm=rhythm) == pytest.approx(0.4)  # 0.21 after the first burst
     assert ends(loop, *burst(0.1), rhythm=rhythm) == pytest.approx(0.4)  # 0.61
     assert ends(loop, *burst(0.1), rhythm=rhythm) == pytest.approx(0.21)  # 1.01
+
+
+def test_where_pages_are_stretched_so_is_the_second_between_bursts(loop: Timed) -> None:
+    rhythm = Rhythm(0.4, 4.0)
+
+    def after(at: float) -> float:
+        return ends(loop, *burst(at), stretch=2.0, rhythm=rhythm)
+
+    assert after(0.01) == pytest.approx(0.12)
+    assert after(0.1) == pytest.approx(0.8)  # 0.21 after the first burst
+    assert after(0.1) == pytest.approx(0.8)  # 1.01
+    assert after(0.1) == pytest.approx(0.8)  # 1.81
+    assert after(0.1) == pytest.approx(0.21)  # 2.61
 
 
 def test_a_steady_stream_adds_a_page_a_second_at_most(loop: Timed) -> None:
@@ -249,6 +276,24 @@ async def test_wake_does_not_hurry_a_busy_scraper(engine: Engine) -> None:
 async def test_an_idle_endpoint_is_read_at_its_own_interval(engine: Engine) -> None:
     async with scraping(engine.url, busy=lambda: False, idle_interval_s=0.002) as scraped:
         await scraped.sampled(3)
+
+
+async def test_how_far_pages_are_apart_is_asked_anew_for_each(engine: Engine) -> None:
+    times = iter([1.0, 2.0])
+
+    def stretch() -> float:
+        return next(times, NEVER_S * 1000.0)
+
+    async with scraping(engine.url, stretch=stretch) as scraped:
+        await scraped.sampled(3)
+        await asyncio.sleep(0.05)  # fifty intervals; a slow machine makes it easier, not harder
+        assert len(engine.asked) == 3
+
+
+async def test_a_fault_in_what_says_how_far_apart_stops_nothing(engine: Engine) -> None:
+    async with scraping(engine.url, stretch=lambda: 1 / 0) as scraped:
+        await scraped.sampled(3)
+        assert scraped.scraper.faults >= 2
 
 
 async def test_one_scrape_at_a_time_over_one_connection(engine: Engine) -> None:

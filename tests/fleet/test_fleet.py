@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ from aiohttp.test_utils import TestServer
 
 from extproc.config.load import from_data
 from extproc.config.scheduling import Pool
-from extproc.core.events import Arrive
+from extproc.core.events import Arrive, EndpointShare, Synced
 from extproc.core.priority import PriorityWay
 from extproc.core.windows import Stance
 from extproc.edge.driver import PoolDriver
@@ -101,7 +102,7 @@ class Told:
 
 
 class Case:
-    def __init__(self, **pool: Any) -> None:
+    def __init__(self, cluster: dict[str, Any] | None = None, **pool: Any) -> None:
         given = {
             "name": "m",
             "models": ["m"],
@@ -109,7 +110,7 @@ class Case:
             "metrics": {"interval": "20ms", "idle_interval": "20ms"},
             "window": {"stalled_after": "200ms"},
         }
-        config = from_data({"pools": [given | pool]})
+        config = from_data({"pools": [given | pool]} | ({} if cluster is None else {"cluster": cluster}))
         self.metrics = Metrics("0")
         self.ways = Ways.configured(config.pools[0])
         loop = asyncio.get_running_loop()
@@ -161,6 +162,25 @@ async def test_endpoints_come_are_read_are_asked_what_they_are_and_go() -> None:
         case.set()
         assert case.stance(engine) is None
         assert case.fleet.scrape_stats() == []
+
+
+async def test_where_other_replicas_read_its_page_too_each_reads_it_more_seldom() -> None:
+    """200 ms and a tenth less, where it would be 20 ms."""
+    engine = Engine()
+    settings = {"interval": "20ms", "idle_interval": "200ms"}
+    cluster = {"mode": "shared", "store": {"addresses": ["127.0.0.1:1"]}}
+    async with running(engine, cluster=cluster, metrics=settings) as case:
+        case.set(Endpoint(engine.address))
+        case.driver.synced(Synced(64, math.inf, (EndpointShare(engine.address, 4.0, 0),)))
+        waiter = case.driver.arrive(Arrive("r", "t", "default", case.driver.now(), 10))
+        assert (await asyncio.wait_for(waiter, 20)).endpoint == engine.address  # type: ignore[union-attr]
+        assert case.driver.busy_at(engine.address)
+        assert case.window(engine).stretch == pytest.approx(10.0)
+        before = engine.read + 1  # the one after a pause that began before
+        await until(lambda: engine.read > before)
+        began, before = time.monotonic(), engine.read
+        await until(lambda: engine.read >= before + 4)
+        assert time.monotonic() - began >= 2 * 0.18
 
 
 async def test_a_request_waits_for_the_first_endpoint() -> None:

@@ -10,6 +10,7 @@ import pytest
 from live_case import Place, Scene, a_config, worked
 
 from extproc import live
+from extproc.admin.control import ClusterState, ReplicaState
 from extproc.core.fairness import Fairness
 from extproc.live import legible
 
@@ -31,6 +32,27 @@ async def test_at_rest() -> None:
     for cls in pool["classes"]:
         assert (cls["held"], cls["hold"], cls["sentence"], cls["oldest_wait_s"], cls["jain"]) == (0, "", "", None, None)
     assert [cls["objective_s"] for cls in pool["classes"]] == [5.0, None, 300.0]
+
+
+async def test_replicas() -> None:
+    place = Place(Scene(a_config()))
+    assert (await place.live.snapshot())["cluster"] is None
+    mine = ReplicaState("r1", 0.0)
+    place.control.cluster_state = ClusterState(
+        "standby", "fairlane", "r1", 3, False, "r2", True, 2.5, "refused", replicas=(mine, ReplicaState("r2", 3.0))
+    )
+    assert (await place.live.snapshot())["cluster"] == {
+        "mode": "standby",
+        "name": "fairlane",
+        "replica": "r1",
+        "active": False,
+        "active_replica": "r2",
+        "replicas": 2,
+        "expected": 3,
+        "store_used": True,
+        "store_lost_s": 2.5,
+        "error": "refused",
+    }
 
 
 async def test_under_load(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,8 @@ from runtime_packages import runtime_packages  # isort: skip
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "security.md"
 _NAMED = re.compile(r"`([a-z0-9_]+/test_[a-z0-9_]+\.py)::(\*|test_[a-z0-9_]+)`")
-_SURFACES = 9  # tables whose last column is `test`
-_LEAST = 80  # lines of them
+_SURFACES = 10  # tables whose last column is `test`
+_LEAST = 90  # lines of them
 
 
 class Line(NamedTuple):
@@ -99,7 +99,7 @@ def test_defaults_that_are_told_are_those_of_the_shipped_file() -> None:
 
 
 _CONSTANT = re.compile(r"^\| ([^|]+) \| `(extproc\.[a-z_.]+)\.((?:[A-Z][A-Za-z]+\.)?[A-Za-z_]+)` \| ([\d,]+) \|$", re.M)
-_OF_CODE = 25  # lines of the table of constants
+_OF_CODE = 29  # lines of the table of constants
 
 
 def test_constants_that_are_told_are_those_of_the_code() -> None:

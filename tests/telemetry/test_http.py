@@ -17,7 +17,7 @@ from extproc.core.priority import PriorityWay
 from extproc.core.view import ClassView, FlowView, PoolView
 from extproc.core.windows import Stance, WindowView
 from extproc.telemetry.http import HttpPort
-from extproc.telemetry.metrics import EndpointSetStats, ScrapeStats
+from extproc.telemetry.metrics import ClusterStats, EndpointSetStats, ScrapeStats
 
 
 class Port:
@@ -27,12 +27,19 @@ class Port:
         self.registry = CollectorRegistry()
         Gauge("a_gauge", "One.", registry=self.registry).set(3)
         self.ready = False
+        self.cluster: ClusterStats | None = None
         self.asked: list[tuple[str, int]] = []
         self.number = free_ports(1)[0]
         scrapes = ScrapeStats("sim", "10.0.0.1:8000", "vllm", 3, {}, 0.1, PriorityWay(header=True), "timeout: no page")
         sets = EndpointSetStats("sim", 1, 2, None, "the file is empty")
         self.http = HttpPort(
-            self.registry, lambda: self.ready, self._pools, self._flows, lambda: [scrapes], lambda: [sets]
+            self.registry,
+            lambda: self.ready,
+            self._pools,
+            self._flows,
+            lambda: [scrapes],
+            lambda: [sets],
+            cluster=lambda: self.cluster,
         )
         self.session: aiohttp.ClientSession
 
@@ -93,11 +100,25 @@ async def test_health_is_of_the_process_and_readiness_of_the_service(port: Port)
     assert (await port.get("/readyz"))[0] == 503
 
 
+async def test_one_that_stands_by_is_ready_and_says_so(port: Port) -> None:
+    """It takes over; a restart would help nobody."""
+    port.ready = True
+    port.cluster = ClusterStats("standby", "fairlane", "r1", 2, active=False, failures={"timeout": 3})
+    assert (await port.get("/readyz"))[::2] == (200, "ready, stands by\n")
+    cluster = (await port.status())[1]["cluster"]
+    assert (cluster["mode"], cluster["active"], cluster["failures"]) == ("standby", False, {"timeout": 3})
+    port.cluster = ClusterStats("standby", "fairlane", "r1", 2)
+    assert (await port.get("/readyz"))[::2] == (200, "ready\n")
+    port.ready = False
+    assert (await port.get("/readyz"))[0] == 503
+
+
 async def test_the_state_as_json(port: Port) -> None:
     port.ready = True
     status, data = await port.status()
     assert status == 200
     assert data["ready"] is True
+    assert data["cluster"] is None
     (engine,), (source,) = data["engines"], data["sources"]
     assert (engine["endpoint"], engine["dialect"], engine["last_failure"]) == (
         "10.0.0.1:8000",

@@ -18,9 +18,11 @@ from extproc.core.events import (
     Release,
     Scraped,
     ScrapeFailed,
+    Settled,
     Tick,
+    Usage,
 )
-from extproc.core.model import ClassPolicy, PoolPolicy, Sample
+from extproc.core.model import ClassPolicy, PoolPolicy, Sample, Source
 from extproc.core.reasons import Reason
 from extproc.core.scheduler import Scheduler
 from extproc.edge import recorder
@@ -76,6 +78,9 @@ class Part:
 
     def interrupted(self, request_id: str, how: str) -> None:
         self.notes.append((request_id, how))
+
+    def followed(self, request_id: str) -> bool:
+        return any(request_id == told[0] for told in self.told)
 
     def first_byte(self, request_id: str, after_s: float) -> None:
         self.notes.append((request_id, after_s))
@@ -141,6 +146,28 @@ def test_each_part_is_told_what_it_wants(told: Told) -> None:
     assert parts["changes"].told == [(AT, 1.0), (AT, 3.0)]
     assert parts["tracer"].told == [("r0", "00-1-2-01"), *seen]
     assert not told.counted
+
+
+def test_a_cost_that_is_final_is_for_spans_alone(told: Told) -> None:
+    parts = {name: Part() for name in ("sampler", "requests", "history", "tracer")}
+    journal = a_journal(told, **parts)
+    cost = Settled("r0", "t", "batch", Source.USAGE, 2.0, 1.0)
+    usage = Usage("r0", Source.USAGE, 3, 0, 4)
+    journal.seen(SCHEDULER, usage, 1.0, [cost])
+    journal.seen(SCHEDULER, usage, 2.0, [cost, RELEASE])  # it made room for another one
+    assert parts["sampler"].told == ["wake"] * 2
+    assert parts["requests"].told == [(usage, 2.0, [cost, RELEASE])]
+    assert parts["history"].told == [("sim", [cost, RELEASE])]
+    assert parts["tracer"].told == [(usage, 1.0, [cost]), (usage, 2.0, [cost, RELEASE])]
+
+
+def test_without_a_tracer_no_request_is_followed(told: Told) -> None:
+    assert not a_journal(told).followed("r0")
+    tracer = Part()
+    journal = a_journal(told, tracer=tracer)
+    journal.begin("r0", recorder.Origin("", "", "m", "/v1", stream=False))
+    assert journal.followed("r0")
+    assert not journal.followed("r1")
 
 
 def test_nobody_wants_it(told: Told) -> None:

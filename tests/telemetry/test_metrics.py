@@ -24,7 +24,14 @@ from extproc.core.priority import PriorityWay
 from extproc.core.reasons import Reason
 from extproc.core.view import ClassView, PoolView
 from extproc.core.windows import Stance, WindowView
-from extproc.telemetry.metrics import ConfigurationStats, EndpointSetStats, Metrics, ScrapeStats, Sources
+from extproc.telemetry.metrics import (
+    ClusterStats,
+    ConfigurationStats,
+    EndpointSetStats,
+    Metrics,
+    ScrapeStats,
+    Sources,
+)
 
 GOLDEN = Path(__file__).with_name("metrics.golden")
 FAIRNESS = ("fairlane_class_tag_spread", "fairlane_class_jain_index", "fairlane_class_competing_tenants")
@@ -48,6 +55,8 @@ READ = WindowView(
     queue_target=3.0,
     limit=9.5,
     floor=9.0,
+    others=1,
+    claim=8.0,
 )
 UNREAD = WindowView("10.0.0.2:8000", Stance.STARTING, 8.0, 0, 0, None, None, None, None, None, None)
 INTERACTIVE = ClassView(
@@ -105,6 +114,25 @@ CONFIGURATION = ConfigurationStats(
     outcomes={"ok": 6, "ABORTED": 1},
     loaded_at=1.8e9,
 )
+CLUSTER = ClusterStats(
+    mode="standby",
+    name="fairlane",
+    replica="fairlane-0",
+    expected=3,
+    active=False,
+    standby_streams=5,
+    store_used=True,
+    replicas=2,
+    lost=True,
+    in_use=True,
+    other_versions=1,
+    exchange_age_s=4.5,
+    exchanges=100,
+    failures={"timeout": 3, "auth": 1},
+    bad_messages=2,
+    bytes_told=12_345,
+    bytes_read=54_321,
+)
 SOURCES = Sources(
     pools=lambda: [POOL, IDLE],
     scrapers=lambda: SCRAPERS,
@@ -121,6 +149,7 @@ SOURCES = Sources(
     modes=lambda: {"sim": "enforce", "other": "observe"},
     held_of=lambda pool, tenant: 2 if (pool, tenant) == ("sim", "tenant-a") else 0,
     page_watchers=lambda: 6,
+    cluster=lambda: CLUSTER,
     certificates=lambda: {"ext_proc": 1.9e9, "admin": None},
 )
 
@@ -136,6 +165,7 @@ def filled() -> Metrics:
     metrics.spans_dropped("queue_full", 9)
     metrics.loop_lag(0.02)
     metrics.loop_lag(-0.001)
+    metrics.exchanged(0.02)
     return metrics
 
 
@@ -291,6 +321,7 @@ def test_what_is_is_read_at_the_scrape() -> None:
         "in_flight_slots": 7, "foreign_requests": 2, "capacity_slots": 12.5, "queue_target_requests": 3,
         "limit_slots": 9.5, "room_slots": 0.5, "at_floor": 1, "tpot_window_slots": 9, "tpot_seconds": 0.05,
         "running_requests": 8, "waiting_requests": 1, "kv_usage_ratio": 0.25, "scrape_age_seconds": 0.125,
+        "claim_slots": 8, "others_slots": 1,
     }  # fmt: skip
     for name, value in endpoint.items():
         assert seen[f"fairlane_endpoint_{name}", "10.0.0.1:8000", "sim"] == value
@@ -298,6 +329,35 @@ def test_what_is_is_read_at_the_scrape() -> None:
     assert seen["fairlane_scrape_failures_total", "10.0.0.1:8000", "timeout", "sim"] == 2
     assert seen["fairlane_scrape_duration_seconds", "10.0.0.1:8000", "sim"] == 0.0125
     assert seen["fairlane_dialect_info", "vllm", "10.0.0.1:8000", "sim"] == 1
+
+
+def test_of_other_replicas() -> None:
+    seen = values(filled())
+    assert seen["fairlane_cluster_info", "standby", "fairlane", "fairlane-0"] == 1
+    alone = {
+        "active": 0, "expected_replicas": 3, "standby_streams_total": 5, "replicas": 2, "store_lost": 1, "id_in_use": 1,
+        "other_versions": 1, "exchange_age_seconds": 4.5, "exchanges_total": 100, "bad_messages_total": 2,
+        "exchange_seconds_count": 1, "exchange_seconds_sum": 0.02,
+    }  # fmt: skip
+    assert {name: seen[f"fairlane_cluster_{name}",] for name in alone} == alone
+    assert seen["fairlane_cluster_exchange_failures_total", "timeout"] == 3
+    assert seen["fairlane_cluster_exchange_failures_total", "auth"] == 1
+    assert seen["fairlane_cluster_bytes_total", "told"] == 12_345
+    assert seen["fairlane_cluster_bytes_total", "read"] == 54_321
+
+
+def of_cluster(stats: ClusterStats | None) -> set[str]:
+    metrics = Metrics("1.2.3")
+    metrics.watch(replace(SOURCES, cluster=lambda: stats))
+    return {name for name, *_ in values(metrics) if name.startswith("fairlane_cluster_")}
+
+
+def test_what_no_store_says_is_absent() -> None:
+    assert of_cluster(None) == set()
+    told = {"info", "active", "standby_streams_total", "expected_replicas"}
+    assert of_cluster(replace(CLUSTER, store_used=False)) == {f"fairlane_cluster_{name}" for name in told}
+    before = of_cluster(replace(CLUSTER, exchange_age_s=None))
+    assert of_cluster(CLUSTER) - before == {"fairlane_cluster_exchange_age_seconds"}
 
 
 def test_what_is_not_known_is_absent_and_not_zero() -> None:
@@ -474,6 +534,7 @@ def test_before_anything_has_happened() -> None:
         ("fairlane_faults_total", "configuration"): 0,
         ("fairlane_faults_total", "token_file"): 0,
         ("fairlane_faults_total", "telemetry"): 0,
+        ("fairlane_faults_total", "cluster"): 0,
         ("fairlane_untracked_requests_total",): 0,
         ("fairlane_open_streams",): 0,
         ("fairlane_page_watchers",): 0,

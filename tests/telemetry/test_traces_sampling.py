@@ -128,11 +128,13 @@ def test_what_is_not_followed_leaves_nothing_behind() -> None:
     following.tracer.begin("yes", Asked(SAMPLED))
     for name in ("no", "yes", "not either"):
         pool.apply(Arrive(name, "t", "interactive", 100.0, 10))
+        assert following.tracer.followed(name) is (name == "yes")
     for name in ("no", "yes", "not either"):
         pool.apply(Usage(name, Source.USAGE, 3, 0, 4))
         pool.apply(End(name))
     assert [record.id for record in following.taken.records] == ["yes"]
     assert following.tracer._open == {}
+    assert not following.tracer.followed("yes")
     assert following.tracer._pools == {}
 
 

@@ -71,7 +71,7 @@ def test_several_replicas_are_asked_for_their_health() -> None:
     config = build(Wiring(), addresses(ext_proc=REPLICAS)).config
     assert sockets(cluster(config, "fairlane")) == REPLICAS
     (check,) = cluster(config, "fairlane")["health_checks"]
-    assert check["no_traffic_interval"] == "2s"  # Envoy's default is 60 s
+    assert check["no_traffic_interval"] == "1s"  # Envoy's default is 60 s
     assert "lb_policy" not in cluster(config, "fairlane")
     assert "health_checks" not in cluster(made(), "fairlane")
 

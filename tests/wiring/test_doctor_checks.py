@@ -67,6 +67,20 @@ def replicas(envoy: Envoy, **more: Any) -> None:
     envoy.cluster("fairlane").update({"health_checks": [check], **more})
 
 
+def three(envoy: Envoy) -> None:
+    """Two more."""
+    replicas(envoy)
+    replicas(envoy)
+    envoy.endpoints("fairlane")[2]["endpoint"]["address"]["socket_address"]["port_value"] = 50071
+
+
+def by_http(envoy: Envoy) -> None:
+    """The check asks whether the process is there, which a standby is."""
+    (check,) = envoy.cluster("fairlane")["health_checks"]
+    del check["grpc_health_check"]
+    check["http_health_check"] = {"path": "/readyz"}
+
+
 def by_header(envoy: Envoy) -> None:
     """What a hash would be made of."""
     (options,) = envoy.cluster("fairlane")["typed_extension_protocol_options"].values()
@@ -185,6 +199,9 @@ PAST = ".filters[0].typed_config.route_config.virtual_hosts[0].routes[0]"
 JWT, AUTHZ = "envoy.filters.http.jwt_authn", "envoy.filters.http.ext_authz"
 APPEND = 'function envoy_on_request(h) h:streamInfo():dynamicMetadata():get("fairlane.body") end'
 HASH = {"lb_policy": "RING_HASH"}
+STORE = {"addresses": ["127.0.0.1:6379"]}
+STANDBY: Json = {"mode": "standby", "store": STORE}
+SHARED: Json = {"mode": "shared", "store": STORE}
 PINNED = {"key": "x-pool", "value": "%REQ(x-pool)%"}
 
 CASES = [
@@ -725,6 +742,52 @@ CASES = [
         "healthy_panic_threshold",
         "is 0",
     ),
+    # several replicas
+    case(
+        "standby_unchecked",
+        lambda e: (replicas(e), e.cluster("fairlane").pop("health_checks")),
+        "clusters[0]",
+        "no health_checks",
+        cluster=STANDBY,
+    ),
+    case(
+        "standby_unchecked",
+        lambda e: (replicas(e), by_http(e)),
+        "clusters[0]",
+        "none of them by gRPC",
+        cluster=STANDBY,
+    ),
+    case(
+        "standby_panics",
+        three,
+        "clusters[0]",
+        "is 50 %, and of 3 replicas",
+        cluster={**STANDBY, "replicas": 3},
+    ),
+    case(
+        "standby_panics",
+        lambda e: replicas(e, common_lb_config={"healthy_panic_threshold": {"value": 51}}),
+        "clusters[0]",
+        "is 51 %, and of 2 replicas",
+        cluster=STANDBY,
+    ),
+    case("replicas_unknown", as_shipped, "clusters[0]", "1 endpoint, and", mends=False, cluster=SHARED),
+    case(
+        "replicas_unknown",
+        replicas,
+        "clusters[0]",
+        "2 endpoints, and cluster.replicas is 3",
+        mends=False,
+        cluster={**SHARED, "replicas": 3},
+    ),
+    case(
+        "partition_unspread",
+        replicas,
+        "clusters[0]",
+        "does not hash",
+        mends=False,
+        cluster={"mode": "partition"},
+    ),
     case(
         "endpoint_choice_missing",
         lambda e: e.cluster("vllm").pop("load_balancing_policy"),
@@ -1101,6 +1164,23 @@ def test_one_replica_without_a_health_check() -> None:
     apply(envoy, found)
     assert "health_check_single" not in {each.id for each in everything(envoy)}
     assert "health_check_single" not in {each.id for each in everything(spoilt(replicas))}
+
+
+def test_standbys_that_envoy_is_told_of() -> None:
+    """Of two, one is 50 %: that is no panic. With a threshold of 1 % nor is it one of any number."""
+    assert ids(spoilt(replicas), fairlane=config(cluster=STANDBY)) == {"access_log_replicas"}
+    low = {"common_lb_config": {"healthy_panic_threshold": {"value": 1}}}
+    many = spoilt(lambda e: (three(e), e.cluster("fairlane").update(low)))
+    assert ids(many, fairlane=config(cluster={**STANDBY, "replicas": 3})) == {"access_log_replicas"}
+
+
+def test_replicas_whose_addresses_are_not_in_the_file_may_be_all_there() -> None:
+    def by_name(envoy: Envoy) -> None:
+        envoy.cluster("fairlane")["type"] = "STRICT_DNS"
+        socket = envoy.endpoints("fairlane")[0]["endpoint"]["address"]["socket_address"]
+        socket["address"] = "fairlane-pods.fairlane.svc"
+
+    assert "replicas_unknown" not in ids(spoilt(by_name), fairlane=config(cluster=SHARED))
 
 
 def test_an_identity_filter_that_is_there_or_may_be() -> None:

@@ -15,6 +15,7 @@ from extproc.cli.stack import envoy_binary
 from extproc.wiring import base_file
 from extproc.wiring.build import build, without_fairlane
 from extproc.wiring.description import Wiring
+from extproc.wiring.shipped import REPLICAS as MODES
 from extproc.wiring.shipped import SHIPPED, text
 from extproc.wiring.text import as_json, as_yaml
 
@@ -82,11 +83,11 @@ def assert_valid(file: Path) -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("name", ["envoy.yaml", *SHIPPED])
+@pytest.mark.parametrize("name", ["envoy.yaml", *SHIPPED, *MODES])
 def test_envoy_accepts_the_files(name: str) -> None:
     """As a user runs them, read by Envoy's own YAML reader; on an older Envoy those that say so at their head."""
     version = minor()
-    oldest = 38 if name == "envoy.yaml" else SHIPPED[name][1].oldest_envoy
+    oldest = 38 if name == "envoy.yaml" else (SHIPPED | MODES)[name][1].oldest_envoy
     if version < oldest:
         pytest.skip(f"made for Envoy 1.{oldest} and later")
     assert_valid(base_file.path() if name == "envoy.yaml" else Path(__file__).parents[2] / "envoy" / name)

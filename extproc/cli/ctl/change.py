@@ -114,6 +114,18 @@ def tell(printer: Printer, result: admin_pb2.ChangeResult) -> None:
             printer.line(f"It undoes itself at {cells.time(result, 'expire_time')}.")
         if result.revision > 1:
             printer.line(f"To take it back: fairlane ctl rollback {result.revision - 1}")
+    if result.cluster_revision:
+        tell_replicas(printer, result)
+
+
+def tell_replicas(printer: Printer, result: admin_pb2.ChangeResult) -> None:
+    """Which of the replicas have taken it, and which not and why."""
+    replicas = result.replicas
+    taken = sum(each.taken for each in replicas)
+    printer.line(f"Cluster revision {result.cluster_revision}: taken by {taken} of {len(replicas)} replicas.")
+    for each in replicas:
+        if not each.taken:
+            note(f"Warning: replica {cells.text(each.replica)}: {each.error or 'has not taken it'}")
 
 
 def change_text(change: admin_pb2.FieldChange) -> str:

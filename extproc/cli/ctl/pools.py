@@ -177,10 +177,13 @@ def _classes(printer: Printer, pool: admin_pb2.Pool, *, would: bool = False) -> 
 
 def _endpoints(printer: Printer, found: Iterable[admin_pb2.Endpoint], *, windows: bool = False) -> None:
     """`windows`: with the limit of each window, and the slots of it that are free. Memory or prompts may hold more."""
+    found = list(found)
     window = ("limit", "room") if windows else ()
+    shared = any(each.HasField("claim_slots") for each in found)  # with other replicas, which hold some of `foreign`
     numbers = (
         "in flight",
         *window,
+        *(("part", "others") if shared else ()),
         "capacity",
         "foreign",
         "running",
@@ -200,6 +203,7 @@ def _endpoints(printer: Printer, found: Iterable[admin_pb2.Endpoint], *, windows
                 cells.word(each, "stance"),
                 cells.count(each.in_flight_slots),
                 *((cells.number(each.limit), cells.number(each.room)) if windows else ()),
+                *((cells.optional(each, "claim_slots"), cells.count(each.others_slots)) if shared else ()),
                 cells.number(each.capacity),
                 cells.count(each.foreign_count),
                 cells.optional(each, "running_count"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from extproc.cli.ctl import cells
+from extproc.cli.ctl import cells, cluster
 from extproc.cli.ctl.output import note
 from extproc.cli.ctl.session import Command, Session, pass_session
 from extproc.pb.admin.v1 import admin_pb2
@@ -37,6 +37,7 @@ def status(session: Session) -> None:
             ("in flight", str(answer.in_flight_slots)),
             ("observed", str(answer.observed_count)),
             ("watchers", str(answer.watcher_count)),
+            *(_of_cluster(answer.cluster) if answer.HasField("cluster") else ()),
             ("you are", f"{cells.text(answer.caller)} ({cells.word(answer, 'caller_role')})"),
         ]
     )
@@ -50,11 +51,36 @@ def status(session: Session) -> None:
             ],
             numbers=("revision",),
         )
+    if answer.cluster.replicas:
+        printer.line()
+        printer.table(
+            ("replica", "heard of", "version", "own revision", "shared revision", "refuses"),
+            [
+                (
+                    cells.text(each.replica),
+                    cells.duration(each, "age"),
+                    cells.text(each.version),
+                    str(each.revision),
+                    str(each.cluster_revision),
+                    cells.text("; ".join(each.refused_error.splitlines())),
+                )
+                for each in answer.cluster.replicas
+            ],
+            numbers=("own revision", "shared revision"),
+        )
     if not file.good and (file.path or file.error):
         told = "; ".join(file.error.splitlines())
         note(f"Warning: the file cannot be used as it is now, and the one before it goes on: {told}")
     if state.read_only:
         note(f"Warning: nothing can be changed: {state.error}")
+    for told in cluster.troubles(answer.cluster):
+        note(f"Warning: {told}")
+
+
+def _of_cluster(seen: admin_pb2.ClusterStatus) -> list[tuple[str, str]]:
+    rows = [("cluster", f"{cells.text(seen.name)} ({cells.word(seen, 'mode')})"), ("replica", cluster.role(seen))]
+    rows.append(("store", cluster.store(seen)))
+    return [*rows, ("replicas", cluster.there(seen))] if seen.store_used else rows
 
 
 def recording_text(recording: admin_pb2.RecordingStatus) -> str:

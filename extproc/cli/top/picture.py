@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from extproc.cli.ctl import cells
+from extproc.cli.ctl import cells, cluster
 from extproc.cli.top import choices as chosen_by
 from extproc.cli.top import sections
 from extproc.cli.top.bars import Look
@@ -117,7 +117,7 @@ def _title(seen: Seen, choices: Choices, wide: int, look: Look) -> Text:
         (4, f"fairlane {name(status.version, 30)}", "bold"),
         (1, name(seen.address, 80), "bold"),
         (3, f"rev {stats.revision}", ""),
-        (2, f"serving{up}", "green") if status.serving else (0, f"DRAINS{up}", _BAD),
+        _state(status, up),
         (0, f"held {sum(pool.queued_count for pool in real)}", "bold"),
         (0, f"in flight {sum(pool.in_flight_slots for pool in real)}", "bold"),
         *([(1, f"would be held {sum(pool.queued_count for pool in would_be)}", "")] if would_be else []),
@@ -125,6 +125,14 @@ def _title(seen: Seen, choices: Choices, wide: int, look: Look) -> Text:
     line = joined(parts, wide - len(right) - 1, look)
     line.append(" " * (wide - line.cell_len - len(right)))
     return line.append(right, "reverse bold" if choices.paused else None)
+
+
+def _state(status: pb.Status, up: str) -> tuple[int, str, str]:
+    if not status.serving:
+        return 0, f"DRAINS{up}", _BAD
+    if status.HasField("cluster") and not status.cluster.active:
+        return 0, f"STANDS BY{up}", _WARN
+    return 2, f"serving{up}", "green"
 
 
 def _notice(seen: Seen, wide: int, look: Look) -> Text:
@@ -145,6 +153,7 @@ def _notice(seen: Seen, wide: int, look: Look) -> Text:
         wrong.append(f"nothing can be changed: {status.state.error}")
     if status.recording.stopped_by_error:
         wrong.append("the recording was stopped by an error: see the log")
+    wrong += cluster.troubles(status.cluster)
     wrong += [f"revision {each.revision} could not be undone: {each.error}" for each in status.expiries if each.error]
     if wrong:
         return Text(cut(name(look.dot.join(wrong), 600), wide, look.ellipsis), _WARN, no_wrap=True)
@@ -153,6 +162,7 @@ def _notice(seen: Seen, wide: int, look: Look) -> Text:
         (0, f"observing: {name(', '.join(observing), 40)} (what would be)" if observing else "", ""),
         (1, f"file {name(status.file.path, 200)}" if status.file.path else "no file", ""),
         (0, f"overrides {status.override_count}", ""),
+        (1, f"{cluster.there(status.cluster)} replicas" if status.cluster.store_used else "", ""),
         (4, f"expiring {len(status.expiries)}" if status.expiries else "", ""),
         (3, "recording" if status.recording.active else "", ""),
         (5, f"watchers {status.watcher_count}", ""),

@@ -26,6 +26,9 @@ Order on a page: foreign load and latency deltas (`base`), slots, W, then KV and
 (clamped to 1,024..16,384; 8,192 until a regression tells), and the prompts of a standing queue more, where one has
 been seen within 20 s: they wait in the engine because we want them to.
 
+Where replicas share the endpoint, the accounts of KV and prefill hold the requests of one replica alone, so it has that
+part of both that its claim is of the slots.
+
 Published as simulated on five engine models; what the real vLLM showed since (start of 8, pages from before a burst,
 dips, one-step answers, whole foreign requests) is in. Left out: memory of several mixes. W is in requests and the
 mix in tokens, so a swing from chat to code overshoots until the next pages; the prefill limit bounds it. A foreign
@@ -78,7 +81,7 @@ class Adaptive(Window):
         self.latency = Latency(policy.start)
         self.kv.reset()
         self.prefill.reset()
-        self._budget = self.prefill.limit = START_LIMIT  # P
+        self._budget = self._most_unanswered = self.prefill.limit = START_LIMIT  # P
         self._freed_before = self._freed
         self._bound()
 
@@ -211,6 +214,19 @@ class Adaptive(Window):
         elif (each := self._beyond.pop(request, None)) is not None:
             self.prefill.leave(each, now)
 
+    def share(self, claim: float, others: int, freed: int, until: float, now: float) -> None:
+        super().share(claim, others, freed, until, now)
+        self._take_part(now)
+
+    def _take_part(self, now: float) -> None:
+        """Of the KV cache and of the unanswered prompts as much is ours as of the slots."""
+        most, part = self._most_unanswered, 1.0
+        if self.claim < math.inf:
+            slots = max(self.claim, float(self.in_flight), 1.0)
+            part = min(1.0, slots / max(1.0, self.limit(0.0, now) - self.unknown))
+        self.kv.take_part(part)
+        self.prefill.limit = most if part == 1.0 else max(LIMITS[0], part * most)
+
     def observed(self, request: Request, prompt_tokens: int | None, output_tokens: int | None) -> None:
         if prompt_tokens is not None and request.prompt_tokens > 0:
             self.prefill.observed(request.prompt_tokens, prompt_tokens)
@@ -245,20 +261,30 @@ class Adaptive(Window):
             now,
         )
         self._set_pace(page, last, changed, now)
+        own = self.in_flight
         self.kv.on_page(
-            changed.seconds, page.kv_usage, page.kv_capacity_tokens, changed.preemptions, policy.max_kv_usage, now
+            changed.seconds,
+            page.kv_usage,
+            page.kv_capacity_tokens,
+            changed.preemptions,
+            policy.max_kv_usage,
+            now,
+            mine=own / (own + self.others) if self.others else 1.0,
         )
         if latency.prompt_budget is not None:
             self._budget = min(max(latency.prompt_budget, LIMITS[0]), LIMITS[1])
         prefill = self.prefill
         prefill.prompt_s = latency.prompt_s
         prefill.step_s = self.pace_s if latency.decode_s is None else latency.decode_s
-        share = own_then / (own_then + self.foreign) if own_then else 0.0
+        # Of what the page tells of prompts that is ours: not what other replicas had inside.
+        mine = own_then - self.others
+        share = mine / (own_then + self.unknown) if mine > 0 else 0.0
         prefill.on_page(
             changed, page.ttft_count is not None, page.prompt_tokens is not None, page.waiting, share, page.started, now
         )
         queueing = now - self._waited_at <= _QUIET_S
-        prefill.limit = self._budget + (q * self._mean_prompt if queueing else 0.0)
+        self._most_unanswered = self._budget + (q * self._mean_prompt if queueing else 0.0)
+        self._take_part(now)
 
     def _learn_slots(self, page: Sample, own_then: int, q: float, now: float) -> None:
         running = max(self._running)
@@ -270,7 +296,7 @@ class Adaptive(Window):
             if running > 0:  # else it was taken between finish and admission
                 capacity = float(running) if page.waiting > 2 * q else capacity + (running - capacity) / 2
         else:
-            inside = own_then + self.foreign
+            inside = own_then + self.unknown
             slow = self._page_tpot is not None and self._page_tpot > self.policy.max_tpot_s
             if own_then > 0 and inside >= _FILLED * capacity and not slow:
                 seen = page.running >= _FILLED * capacity and page.running >= inside - 1

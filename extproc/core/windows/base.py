@@ -4,10 +4,15 @@
     foreign     requests in the engine that are not ours: smoothed max(0, waiting + running - the most of ours in the
                 last five seconds), rising by 0.5 and falling by 0.3 of the gap a page, in whole requests (a tail of a
                 tenth would block a slot for a second). The first page is taken as it is
+    others      of foreign, where replicas share the endpoint: slots that the others hold, by their word (`share`). Of a
+                page they count as ours, and what is left is `unknown`. Where they come to be known after a page has
+                shown them, that page is put right
+    claim       slots that ours may hold, where replicas share the endpoint, until `claim_until`
     limit(q)    slots that may be taken by ours and foreign ones together; q: the class's standing queue
     stance      what the window goes by:
         STARTING    not read yet, for `first_scrape_grace_s` or until a read has failed: nothing is released
-        FRESH       the page is at most three scrapes old (and half a second)
+        FRESH       the page is at most three scrapes old (and half a second); with more than two replicas scrapes are
+                    farther apart, see `pages`
         STALE       it is older: whatever it showed may be gone
         OUTAGE      it is older than 30 s, or was never read. `policy.outage`: degrade, hold (nothing), open (as FRESH).
                     The last reading of foreign load is worth nothing then; our own count is all there is
@@ -20,20 +25,21 @@
 A request may go
 
     never       to a removed endpoint, to one that is STARTING or DOWN, or in an OUTAGE whose policy is to hold; or
-                while it is left alone, having refused or failed requests, see `backoff`;
+                while it is left alone, having refused or failed requests, see `backoff`; nor beyond the claim or after
+                it, but for a request of several slots while one of the claim would idle;
     seldom      to a STALLED one: when nothing of ours has been inside for a minute, one, to see;
-    always      when nothing of ours is inside, whatever its size and width, unless another is owed the turn (that one
-                goes then, or is forgotten after a second). Foreign load that fills the window holds it
-                back too, but for five seconds without a change of ours at most: gauges of some engines stay high for
-                ever after all requests were aborted;
+    always      when nothing of ours is inside, nor of other replicas, whatever its size and width, unless another is
+                owed the turn (that one goes then, or is forgotten after a second). Foreign load that fills the window
+                holds it back too, but for five seconds without a change of ours at most: gauges of some engines stay
+                high for ever after all requests were aborted;
     else        if in_flight + foreign + its slots <= limit (a request of several slots also when one would idle: it is
                 not to wait until the engine has run dry), and if the controller's further accounts (`_hold`) have
                 room.
 
 Overtaking. With a full window a newcomer waits for two completions, one to be released and one to get a slot. So a
-tenant with nothing inside may exceed a full window by `most` slots. A window can also be overfull through no doing
-of the tenant (a list of prompts released as one, work that is not ours): then `most` such guests may be inside at a
-time, or one, however wide. Guests are guests until the load is within R again.
+tenant with nothing inside may exceed a full window by `most` slots, and a full claim by as many. A window can also be
+overfull through no doing of the tenant (a list of prompts released as one, work that is not ours): then `most` such
+guests may be inside at a time, or one, however wide. Guests are guests until the load is within R again.
 
 Facts that shaped it, measured on vLLM: gauges lag by 60-110 ms, in a burst by 0.4-0.9 s; `running` is taken after
 the finished have gone and before the next are admitted, so it dips, and while something waits the largest of the
@@ -55,6 +61,7 @@ from extproc.core.windows.backoff import FAILED, REFUSED, Backoff
 from extproc.core.windows.change import Change, change, cleaned
 from extproc.core.windows.gates import closed_gate
 from extproc.core.windows.history import GRAIN_S, History
+from extproc.core.windows.pages import stretch
 from extproc.core.windows.stall import Stall
 from extproc.core.windows.turned_away import TurnedAway
 from extproc.core.windows.view import Hold, Stance, WindowView
@@ -87,6 +94,7 @@ _STARTING, _FRESH, _STALE, _OUTAGE, _DOWN, _STALLED = (
 _HOLD, _OPEN = Outage.HOLD, Outage.OPEN
 _BOOKS = (
     *("in_flight", "guests", "guest_turn", "last_take", "removed", "absurd", "foreign", "tpot_s", "ttft_s", "pace_s"),
+    *("freed", "unknown", "shares", "others", "claim", "claim_until", "readers", "_fresh_to"),
     *("_added_at", "_down", "_attempted", "_history", "_foreign", "_foreign_known", "_page_tpot", "_page_ttft"),
     *("_suspect_at", "_broke_at", "_last", "_read_at", "_fresh_until", "_running", "_stall", "_turned_away"),
     *("_refusals", "_failures", "left_until", "hangs", "lives", "kv_usage", "turned_away", "failed"),
@@ -104,6 +112,12 @@ class Window:
         self.endpoint = endpoint
         self.policy = policy
         self.in_flight = 0
+        self.freed = 0  # slots of ours, ever
+        self.shares = False  # with other replicas
+        self.others = 0  # slots that other replicas hold
+        self.claim = math.inf  # slots of ours that may be inside
+        self.claim_until = math.inf  # nothing goes after it; -infinity: there has been no word of the others yet
+        self.readers = 1  # replicas that read the engine's pages, each for itself
         self.guests = 0  # of these, slots let into an overfull window
         self.guest_turn = 1  # goes up when the window is no longer overfull: those from before are guests no more
         self.last_take = 0  # number of the last release to it, to go round among equals
@@ -116,14 +130,15 @@ class Window:
         self._down = False
         self._attempted = False
         self._history = History()
-        self._freed = 0  # slots, ever
+        self._freed = 0  # slots of ours and of other replicas, since this controller began
         self._fresh_start()
 
     def _fresh_start(self) -> None:
         """All that was learnt is void. Our own books stay: they are tied to streams."""
         self.lives += 1
         self.capacity = 0.0  # R; the subclass's
-        self.foreign = 0
+        self.unknown = 0  # requests inside that are of no replica
+        self.foreign = self.others
         self.kv_usage = 0.0  # of the last page, 0..1; 0 where it is not known
         self.tpot_s: float | None = None  # of the last page that had tokens
         self.ttft_s: float | None = None
@@ -135,7 +150,8 @@ class Window:
         self._suspect_at = self._broke_at = _NEVER
         self._last: Sample | None = None
         self._read_at: float | None = None
-        self._fresh_until = _NEVER  # up to then the stance is FRESH, without looking closer
+        self._fresh_to = _NEVER  # up to then the stance is FRESH
+        self._fresh_until = _NEVER  # and the claim holds: without looking closer
         self._limits: dict[float, float] = {}  # by q, while FRESH; they change with pages and the policy alone
         self._running: deque[int] = deque(maxlen=DIPS)
         self._slots: float | None = None  # that ran while something waited; None: nothing has waited yet
@@ -153,6 +169,11 @@ class Window:
     @property
     def load(self) -> int:
         return self.in_flight + self.foreign
+
+    @property
+    def stretch(self) -> float:
+        """How many times `policy.scrape_interval_s` is between two pages."""
+        return stretch(self.readers, self.policy)
 
     @property
     def adapters(self) -> tuple[tuple[str, ...], int | None]:
@@ -173,7 +194,7 @@ class Window:
             return _OUTAGE
         # Where nothing of ours is inside the page is read more seldom, and tells enough.
         idle = self.in_flight == 0
-        interval = self.policy.idle_scrape_interval_s if idle else self.policy.scrape_interval_s
+        interval = self.policy.idle_scrape_interval_s if idle else self.policy.scrape_interval_s * self.stretch
         return _STALE if age > STALE_INTERVALS * interval + STALE_SLACK_S else _FRESH
 
     def limit(self, q: float, now: float) -> float:
@@ -197,16 +218,25 @@ class Window:
             own = self.in_flight
             inside = own + self.foreign
         else:
+            if now > self.claim_until:
+                return False
             stance = self.stance(now)
             if not self._usable(stance):
                 return stance is _STALLED and self._may_try(now)
             limit, own, inside = self._limit_in(q, stance), self.in_flight, self._inside(stance)
         if self.left_until > now:
             return False
+        if self.shares and self._claim_is_full(own, request.slots):
+            self._asked(request, now)
+            return False
         if own == 0:
             if self.owed(now) not in (None, request):
                 return False
-            return inside < limit or self._may_probe(now)
+            if not self.others:
+                return inside < limit or self._may_probe(now)
+            # The controller's further accounts are of ours alone, and hold nothing.
+            slots = request.slots
+            return inside + slots <= limit or (slots > 1 and inside < limit and inside < self.capacity)
         slots = request.slots
         if inside + slots > limit and not (slots > 1 and inside < limit and inside < self.capacity):
             self._asked(request, now)
@@ -229,6 +259,8 @@ class Window:
         if not self._usable(stance) or self.left_until > now:
             return False
         limit, inside, slots = self._limit_in(q, stance), self._inside(stance), request.slots
+        if self.shares and (now > self.claim_until or self.in_flight + slots > self.claim + most):
+            return False
         room = inside + slots <= limit + most
         if not room and inside > limit + most:
             room = self.guests == 0 or self.guests + slots <= most
@@ -254,7 +286,7 @@ class Window:
         stance = self.stance(now)
         if not self._usable(stance):
             if stance is _STALLED and self._may_try(now):
-                return None
+                return None if now <= self.claim_until else self._no_share(self.in_flight)
             age = 0.0 if self._read_at is None else now - self._read_at
             if stance is _STALLED and self._stall.since is not None:
                 age = now - self._stall.since
@@ -264,24 +296,40 @@ class Window:
         gone = sum(other.slots for other in without)
         own, limit, slots = self.in_flight - gone, self._limit_in(q, stance), request.slots
         inside = self._inside(stance) - gone
+        if now > self.claim_until or self._claim_is_full(own, slots):
+            return self._no_share(own)
         if own == 0:
             if self.owed(now) not in (None, request):
                 return self._hold(request, now, without)
-            if inside < limit or self._may_probe(now):
+            if not self.others and (inside < limit or self._may_probe(now)):
                 return None
-            return Hold("foreign", inside, limit, "requests")
+            if not self.others:
+                return Hold("foreign", inside, limit, "requests")
         if inside + slots > limit and not (slots > 1 and inside < limit and inside < self.capacity):
-            if inside > own and own + slots <= limit:
+            if inside > own and own + slots <= limit and inside - own > self.others:
                 return Hold("foreign", inside, limit, "requests")
             return self._full(inside, q, stance)
-        return self._hold(request, now, without)
+        return None if own == 0 else self._hold(request, now, without)
+
+    def _claim_is_full(self, own: int, slots: int) -> bool:
+        """For a request of so many slots; a wide one may go while a slot of the claim would idle."""
+        return own + slots > self.claim and not (slots > 1 and own < self.claim)
+
+    def _no_share(self, own: int) -> Hold:
+        """What holds a request back that this replica's claim has no room for. `own`: slots that ours hold."""
+        if self.claim_until == _NEVER:
+            return Hold("share", own, 0.0, "requests", "waits for word from the store")
+        if own + 1 <= self.claim:
+            return Hold("share", own, self.claim, "requests", "its claim is over: no word from the store in time")
+        note = f"this replica's part is used up; other replicas hold {self.others}"
+        return Hold("share", own, self.claim, "requests", note)
 
     def _may_probe(self, now: float) -> bool:
         return now - max(self._history.changed_at, self._added_at) > PROBE_S
 
     def _may_try(self, now: float) -> bool:
         """Whether a STALLED endpoint gets one request, to see."""
-        if self.removed or self.in_flight or self._stall.since is None:
+        if self.removed or self.in_flight or self.others or self._stall.since is None:
             return False
         return now - max(self._stall.since, self._history.changed_at) > TRY_S
 
@@ -309,7 +357,7 @@ class Window:
         return min(limit, self._turned_away.most)
 
     def _inside(self, stance: Stance) -> int:
-        return self.in_flight if stance is _OUTAGE else self.in_flight + self.foreign
+        return self.in_flight + (self.others if stance is _OUTAGE else self.foreign)
 
     # -- what happens -----------------------------------------------------------------------------
 
@@ -322,7 +370,7 @@ class Window:
             self.guests += request.slots
         history = self._history
         if now - history.changed_at >= GRAIN_S:
-            history.note(self.in_flight, now)
+            history.note(self.in_flight + self.others, now)
         self.in_flight += request.slots
         self.last_take = number
         return guest
@@ -335,8 +383,9 @@ class Window:
         slots = request.slots
         history = self._history
         if now - history.changed_at >= GRAIN_S:
-            history.note(self.in_flight, now)
+            history.note(self.in_flight + self.others, now)
         self.in_flight -= slots
+        self.freed += slots
         self._freed += slots
         if self.in_flight < 0:
             raise AssertionError(f"{self.endpoint}: in flight {self.in_flight}")
@@ -344,6 +393,51 @@ class Window:
             if request.guest == self.guest_turn:
                 self.guests -= slots
             self._end_of_overfull()
+
+    def share(self, claim: float, others: int, freed: int, until: float, now: float) -> None:
+        """Word of the other replicas: they hold `others` slots, and have freed `freed` since the last word. Ours may
+        hold `claim`, up to the time `until`."""
+        rises = others > self.others
+        if others != self.others:
+            history = self._history
+            if now - history.changed_at >= GRAIN_S:
+                history.note(self.in_flight + self.others, now)
+            self.others = others
+        self._freed += freed
+        self.shares, self.claim, self.claim_until = True, claim, until
+        last = self._last
+        if rises and self.unknown and last is not None:
+            # Their requests may have been on the page before the word of them came.
+            _, most = self._history.around(last.started, self.in_flight + others)
+            self._foreign = min(self._foreign, max(0.0, float(last.waiting + last.running - most)))
+            self.unknown = int(self._foreign + 0.5)
+        if self.foreign != others + self.unknown:
+            self.foreign = others + self.unknown
+            self._end_of_overfull()
+        self._fresh(self._fresh_to)
+
+    def read_by(self, replicas: int) -> None:
+        """So many replicas read the engine's pages now."""
+        if replicas != self.readers:
+            self.readers = replicas
+            if self._read_at is not None and self._fresh_to != _NEVER:
+                self._fresh(self._read_at + self._fresh_s())
+
+    def await_word(self) -> None:
+        """There are other replicas, and there has been no word of them yet: nothing may go."""
+        self.shares, self.claim, self.claim_until, self._fresh_until = True, 0.0, _NEVER, _NEVER
+
+    def common_limit(self, q: float, now: float) -> float:
+        """Slots that all replicas together may hold, as far as this one knows. 0: nothing may go there."""
+        stance = self.stance(now)
+        if not self._usable(stance) or self.left_until > now:
+            return 0.0
+        limit = min(self._limit_in(q, stance), max(self.policy.ceiling, self.capacity))
+        if stance is not _OUTAGE:
+            limit -= self.unknown
+        if limit < 1.0 and not self.in_flight and not self.others and self._may_probe(now):
+            return 1.0
+        return max(0.0, limit)
 
     def observed(self, request: Request, prompt_tokens: int | None, output_tokens: int | None) -> None:
         """What `request` really took is known, before or after its stream is over."""
@@ -361,7 +455,7 @@ class Window:
             self._broke_at = now
         else:
             self._suspect_at = now
-            self._fresh_until = _NEVER
+            self._fresh(_NEVER)
         if broke:
             self.on_failed(now)
 
@@ -384,7 +478,7 @@ class Window:
         self._attempted = True
         if refused:
             self._down = True
-            self._fresh_until = _NEVER
+            self._fresh(_NEVER)
 
     def revive(self, now: float) -> None:
         """The endpoint was removed and is back, perhaps with another engine behind the address."""
@@ -398,10 +492,10 @@ class Window:
         if policy.stalled_after_s != self.policy.stalled_after_s:
             self._stall.judge(policy.stalled_after_s, self._read_at)
             self.hangs = self._stall.since is not None
-            self._fresh_until = _NEVER
+            self._fresh(_NEVER)
         self.policy = policy
-        if self._read_at is not None and self._fresh_until != _NEVER:
-            self._fresh_until = self._read_at + self._fresh_s()
+        if self._read_at is not None and self._fresh_to != _NEVER:
+            self._fresh(self._read_at + self._fresh_s())
         self._bound()
         self._limits.clear()
 
@@ -432,19 +526,19 @@ class Window:
         if page.started > self._suspect_at:
             self._suspect_at = _NEVER
         # Where Envoy chooses, nobody knows whether what we count here is here.
-        own = self.in_flight if self.pool_load is None else 0
+        own = self.in_flight + self.others if self.pool_load is None else 0
         if self._stall.on_page(page, last, own, self.policy.stalled_after_s, now):
             self._fresh_start()  # it has come back: as one that was down
             self._read_at, self._last, last = now, page, None
         self.hangs = self._stall.since is not None
         fresh = self._suspect_at == _NEVER and not self.hangs
-        self._fresh_until = now + self._fresh_s() if fresh else _NEVER
+        self._fresh(now + self._fresh_s() if fresh else _NEVER)
         if self._turned_away.on_page(now):
             self._limits.clear()
         if last is not None and (page.progress, page.generation_tokens) != (last.progress, last.generation_tokens):
             self._failures.over()
             self.left_until = self._refusals.until
-        own_then, own_max = self._history.around(page.started, self.in_flight)
+        own_then, own_max = self._history.around(page.started, self.in_flight + self.others)
         most_inside = own_max + page.running + page.waiting
         if last is not None:
             most_inside += last.running + last.waiting
@@ -468,8 +562,12 @@ class Window:
 
     def _fresh_s(self) -> float:
         """For how long a page is fresh at least, whatever is in flight."""
-        shorter = min(self.policy.scrape_interval_s, self.policy.idle_scrape_interval_s)
+        shorter = min(self.policy.scrape_interval_s * self.stretch, self.policy.idle_scrape_interval_s)
         return STALE_INTERVALS * shorter + STALE_SLACK_S
+
+    def _fresh(self, until: float) -> None:
+        self._fresh_to = until
+        self._fresh_until = until if until < self.claim_until else self.claim_until
 
     def _end_of_overfull(self) -> None:
         if self.guests and self.in_flight + self.foreign <= self.capacity:
@@ -490,7 +588,8 @@ class Window:
             self._foreign += (0.5 if gap > 0 else 0.3) * gap
             if self._foreign < 0.2:
                 self._foreign = 0.0
-        self.foreign = int(self._foreign + 0.5)
+        self.unknown = int(self._foreign + 0.5)
+        self.foreign = self.others + self.unknown
 
     def _learn_latency(self, changed: Change) -> None:
         self._page_tpot = self._page_ttft = None
@@ -546,7 +645,8 @@ class Window:
     def _learn(
         self, page: Sample, last: Sample | None, changed: Change, own_then: int, q: float, asked: float, now: float, /
     ) -> None:
-        """From a page, its predecessor and what changed. `own_then`: ours when the page was asked for."""
+        """From a page, its predecessor and what changed. `own_then`: ours, of all replicas, when the page was asked
+        for; beyond these `unknown` are inside."""
 
     def _parts(self, now: float) -> dict[str, Any]:  # noqa: ARG002 - for subclasses
         """What only this controller has to show, by field of `WindowView`."""
@@ -579,5 +679,7 @@ class Window:
             turned_away_limit=None if self._turned_away.most == math.inf else self._turned_away.most,
             queue_target=q,
             limit=min(limit, max(self.policy.ceiling, self.capacity)),  # one controller opens without end
+            others=self.others,
+            claim=None if self.claim == math.inf else self.claim if now <= self.claim_until else 0.0,
             **self._parts(now),
         )

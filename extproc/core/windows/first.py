@@ -93,8 +93,8 @@ class First(Window):
                 much = page.waiting > 2 * q
                 self.capacity = running if much else self.capacity + (running - self.capacity) / 2
         elif now >= self._kv_hold_until and not self._slow():
-            inside = own_then + self.foreign
-            full = inside > 0 and own_then >= 0.9 * (self.capacity + asked - self.foreign)
+            inside = own_then + self.unknown
+            full = inside > 0 and own_then >= 0.9 * (self.capacity + asked - self.unknown)
             if full and (page.running >= inside - 1 or self._turned_over(inside, now)):
                 self.capacity = 2 * self.capacity if self._slow_start else self.capacity + max(1.0, self.capacity / 10)
                 self._begin_turn(now)

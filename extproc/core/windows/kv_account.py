@@ -25,6 +25,9 @@ estimates.
                 tenth, and only while ours are steady within 10 %
     kpen        penalty: 0.05 down (to 0.5) in each second with preemptions, 0.005 a second up after ten without
 
+    part        of the endpoint that this replica may use, where several share it: the limit on ours is so much of the
+                whole, and of the usage that kcal goes by so much is ours as our slots are of all of ours
+
     beyond      prompt + 8 * slots > max(ceiling * C, ceiling * kpen * C / kcal): by our estimate it can never fit.
                 Such a request is neither held nor counted: the engine knows its own limit and refuses it, and one that
                 it runs all the same shows that the estimate (from bytes) was wrong; kcal sees what it holds. Expected
@@ -83,6 +86,7 @@ class KvAccount:
         self.calibration = 1.0
         self.penalty = 1.0
         self.limit = math.inf  # of our own expected tokens
+        self.part = 1.0  # 0..1
         self.most_alone = math.inf  # no request with a prompt beyond can ever fit
         self._ceiling = CEILING
         self._preempted_at = self._penalised_at = -math.inf
@@ -171,15 +175,18 @@ class KvAccount:
         preemptions: float | None,
         ceiling: float,
         now: float,
+        *,
+        mine: float = 1.0,
     ) -> None:
-        """`seconds` since the page before (0: nothing new), `preemptions` since then; `ceiling` is the policy's."""
+        """`seconds` since the page before (0: nothing new), `preemptions` since then; `ceiling` is the policy's.
+        `mine`: share of this replica in the slots of all that share the endpoint."""
         self._ceiling = min(CEILING, ceiling)
         if seconds > 0.0:
             self._learn_penalty(preemptions or 0.0, min(seconds, 1.0), now)
         if capacity is not None:
             self.capacity = float(capacity)
         if usage is not None and seconds > 0.0:
-            self._learn_calibration(usage, min(seconds, 1.0), now)
+            self._learn_calibration(usage, mine, min(seconds, 1.0), now)
         self._set_limit()
 
     def retarget(self, ceiling: float) -> None:
@@ -187,10 +194,17 @@ class KvAccount:
         self._ceiling = min(CEILING, ceiling)
         self._set_limit()
 
+    def take_part(self, part: float) -> None:
+        """Of the endpoint, 0..1."""
+        if part != self.part:
+            self.part = part
+            self._set_limit()
+
     def _set_limit(self) -> None:
         if self.capacity is not None:
-            self.limit = self._ceiling * self.penalty * self.capacity / self.calibration
-            self.most_alone = max(self._ceiling * self.capacity, self.limit)
+            whole = self._ceiling * self.penalty * self.capacity / self.calibration
+            self.limit = whole * self.part
+            self.most_alone = max(self._ceiling * self.capacity, whole)
         self._refused = None
 
     def _learn_penalty(self, preemptions: float, seconds: float, now: float) -> None:
@@ -202,22 +216,22 @@ class KvAccount:
         elif now - self._preempted_at > 10.0:
             self.penalty = min(1.0, self.penalty + 0.005 * seconds)
 
-    def _learn_calibration(self, usage: float, seconds: float, now: float) -> None:
+    def _learn_calibration(self, usage: float, mine: float, seconds: float, now: float) -> None:
         recent = self._own
         recent.append((now, self.held(now)))
         while recent[0][0] < now - _STEADY_S:
             recent.popleft()
         least = min(tokens for _, tokens in recent)
         most = max(tokens for _, tokens in recent)
-        if usage <= 0.05 or most <= 0.0:
+        if usage <= 0.05 or most <= 0.0 or mine <= 0.0:
             return
         steady = most - least < 0.1 * most and now - recent[0][0] >= _STEADY_S - 1.0
         if self.capacity is None:
             if usage > 0.3 or steady:
-                self.capacity = most / usage
+                self.capacity = most / (usage * mine)
             return
         low, high = _CALIBRATION
-        found = min(max(usage * self.capacity / most, low), high)
+        found = min(max(usage * mine * self.capacity / most, low), high)
         if found > self.calibration:
             self.calibration += (1.0 - 0.5**seconds) * (found - self.calibration)
         elif steady:
@@ -243,7 +257,7 @@ class KvAccount:
     @property
     def ceiling(self) -> float | None:
         """What `expected` may reach, in tokens."""
-        return None if self.capacity is None else self._ceiling * self.penalty * self.capacity
+        return None if self.capacity is None else self._ceiling * self.penalty * self.capacity * self.part
 
     # -- inside -----------------------------------------------------------------------------------
 

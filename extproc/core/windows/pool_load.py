@@ -55,7 +55,7 @@ class PoolLoad:
         self.in_flight = sum(w.in_flight for w in windows.values())
         self.foreign = 0
         for window in windows.values():
-            window.foreign = 0  # as counted by itself
+            window.foreign = window.unknown = 0  # as counted by itself
         self._since: float | None = None  # the first page
         self._known: set[str] = set()  # endpoints with a page that tells something
         self._history = History()
@@ -136,7 +136,8 @@ class PoolLoad:
         for window, share in slots.items():
             reached += share
             until = round(foreign * reached / total)
-            window.foreign, given = until - given, until
+            window.foreign = window.unknown = until - given
+            given = until
 
     def _note(self, now: float) -> None:
         if now - self._history.changed_at >= GRAIN_S:

@@ -22,8 +22,8 @@ class Hold:
     """The part of a window, or the gate, that holds a request back: `value` has reached or passed `limit`, in `unit`.
 
     Names: "slots" (R + q), "latency" (W), "kv", "prefill", "prefill_turn", "kv_turn" (a large one is due first),
-    "foreign", "stance", "backoff" (it has refused or failed requests), "fixed", "threshold"; of gates "max_waiting",
-    "max_tpot", "max_kv_usage", "max_ttft"."""
+    "foreign", "share" (this replica's part of an endpoint that several share), "stance", "backoff" (it has refused or
+    failed requests), "fixed", "threshold"; of gates "max_waiting", "max_tpot", "max_kv_usage", "max_ttft"."""
 
     name: str
     value: float
@@ -39,7 +39,7 @@ class WindowView:
     endpoint: str
     stance: Stance
     capacity: float  # R: requests that the engine can run at once, estimated
-    foreign: int
+    foreign: int  # requests that are not of this process: of other replicas, and of nobody that is known
     in_flight: int
     tpot_window: float | None  # W: requests that latency allows; None: latency sets no limit
     tpot_s: float | None  # mean time per output token between the last two pages that had any
@@ -70,11 +70,14 @@ class WindowView:
     queue_target: float = 0.0  # q: standing queue that the limit was asked for
     limit: float = 0.0  # slots that may be taken, ours and foreign ones together; 0 while nothing may go
     floor: float | None = None  # R at its least; None: the controller has none
+    others: int = 0  # of `foreign`: slots that other replicas hold
+    claim: float | None = None  # slots that this replica may hold; None: it shares with nobody
 
     @property
     def room(self) -> float:
         """Slots that may be taken now."""
-        return max(0.0, self.limit - self.in_flight - self.foreign)
+        limit = self.limit - self.foreign
+        return max(0.0, (limit if self.claim is None else min(limit, self.claim)) - self.in_flight)
 
     @property
     def at_floor(self) -> bool:

@@ -5,6 +5,8 @@ A snapshot:
 
     time, uptime_s      seconds since 1970, and since the start
     version, revision, serving, held, in_flight, observed, watchers
+    cluster             None, or mode, name, replica, active, active_replica, replicas (that live), expected,
+                        store_used, store_lost_s (None: it answers), error
     file_error          why the configuration's file cannot be used as it is now; ""
     pools_left_out      how many more there are
     pools[]             name, mode, percentage, traffic, models, retiring, held, held_bytes, in_flight, observed,
@@ -15,7 +17,8 @@ A snapshot:
       .endpoint_count, .stances {stance: count}
       .limit            slots of all windows together
       .endpoints[]      address, stance, ours, foreign, capacity, queue_target, limit, room, running, waiting, kv,
-                        tpot_s, page_age_s, dialect, priority_told, last_error, turned_away, failed, at_floor, removed
+                        tpot_s, page_age_s, dialect, priority_told, last_error, turned_away, failed, at_floor, removed,
+                        others, claim (slots that other replicas hold, and that this one may)
       .flow_count       flows that have something waiting
       .flows[]          key, tenant, cls, held, in_flight, oldest_wait_s, weight, id (of its next request), hold,
                         sentence, next, own (False: the words are about the next request of the class)

@@ -5,6 +5,7 @@
     pools           pools and classes, read from their views
     endpoints       engines: their windows, how reading them goes, where they come from
     configuration   what the service runs by
+    cluster         other replicas, and the store by which they meet
     metrics         all of it in one registry
     exposition      the page, in the format that is asked for
 
@@ -22,6 +23,14 @@ Left out: a summary with quantiles, which cannot be added up over replicas; labe
 
 from extproc.telemetry.metrics.exposition import Exposition
 from extproc.telemetry.metrics.metrics import Metrics
-from extproc.telemetry.metrics.sources import ConfigurationStats, EndpointSetStats, ScrapeStats, Sources
+from extproc.telemetry.metrics.sources import ClusterStats, ConfigurationStats, EndpointSetStats, ScrapeStats, Sources
 
-__all__ = ["ConfigurationStats", "EndpointSetStats", "Exposition", "Metrics", "ScrapeStats", "Sources"]
+__all__ = [
+    "ClusterStats",
+    "ConfigurationStats",
+    "EndpointSetStats",
+    "Exposition",
+    "Metrics",
+    "ScrapeStats",
+    "Sources",
+]

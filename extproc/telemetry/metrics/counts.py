@@ -61,7 +61,8 @@ class Counts:
             self.of(())
 
     def add(self, labels: tuple[str, ...]) -> None:
-        self.of(labels).value += 1
+        count = self._of.get(labels) or self._begun(labels)
+        count.value += 1
 
     def of(self, labels: tuple[str, ...]) -> Count:
         """To be kept where it is needed often. One that the cap leaves out counts for nothing."""

@@ -22,6 +22,8 @@ _GAUGES: tuple[tuple[str, str, Callable[[WindowView], float | None]], ...] = (
     ("queue_target_requests", "q: standing queue in the engine that the limit is set for", lambda w: w.queue_target),
     ("limit_slots", "Slots that may be taken, ours and foreign; 0 while nothing may go", lambda w: w.limit),
     ("room_slots", "Slots that may be taken now", lambda w: w.room),
+    ("claim_slots", "Slots that this replica may hold, where several share the endpoint", lambda w: w.claim),
+    ("others_slots", "Slots that other replicas hold", lambda w: None if w.claim is None else w.others),
     ("at_floor", "1 while the window is as small as it may become", lambda w: None if w.floor is None else w.at_floor),
     ("tpot_window_slots", "W: requests that the latency limit allows, while it holds", lambda w: w.tpot_window),
     ("tpot_seconds", "Seconds for an output token, between the last two scrapes", lambda w: w.tpot_s),

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, GCCollector, PlatformC
 from prometheus_client.core import Metric
 
 from extproc.config.telemetry import TenantSeries
-from extproc.telemetry.metrics import configuration, endpoints, pools
+from extproc.telemetry.metrics import cluster, configuration, endpoints, pools
 from extproc.telemetry.metrics.counts import Budget, Histogram
 from extproc.telemetry.metrics.families import alone, counter, gauge, put
 from extproc.telemetry.metrics.requests import RequestCounts
@@ -27,8 +27,10 @@ MOST_OF_TENANTS = 8_000
 MOST_SAMPLES = 50_000
 
 _LAG_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+_EXCHANGE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 _WHERE = (  # faults come up
     "stream", "scheduler", "recording", "key_file", "engines", "observer", "configuration", "token_file", "telemetry",
+    "cluster",
 )  # fmt: skip
 _OF_REQUESTS = (  # methods
     "effects", "cancelled", "handed_over", "passed", "observed", "untracked", "body_edit", "refused", "clamped",
@@ -60,6 +62,10 @@ class Metrics(RequestCounts):
         self._lag = Histogram(
             "loop_lag_seconds", "Seconds by which the event loop came late to a timer", (), _LAG_S, self._budgets[0]
         )
+        self._exchanges = Histogram(
+            "cluster_exchange_seconds", "Seconds that an exchange with the store took, which was answered", (),
+            _EXCHANGE_S, self._budgets[0],
+        )  # fmt: skip
         self._faults = Counter(
             "fairlane_faults", "Faults inside Fairlane, by where they came up", ["where"], registry=self.registry
         )
@@ -98,6 +104,10 @@ class Metrics(RequestCounts):
     def loop_lag(self, seconds: float) -> None:
         self._lag.add((), max(0.0, seconds))
 
+    def exchanged(self, seconds: float) -> None:
+        """The store has answered after so long."""
+        self._exchanges.add((), max(0.0, seconds))
+
     def collect(self) -> Iterable[Metric]:
         """What is not counted but read comes last, so that it is what a page that is too long goes without."""
         left = MOST_SAMPLES
@@ -122,6 +132,7 @@ class Metrics(RequestCounts):
             yield from self.families()
         yield from self._part("process", lambda: pools.process(sources))
         yield from self._part("configuration", lambda: configuration.families(sources.configuration()))
+        yield from self._part("cluster", lambda: self._cluster(sources))
         yield from self._part("certificates", lambda: configuration.certificates(sources.certificates()))
         views = list(self._part("views", sources.pools))
         yield from self._part("pools", lambda: pools.families(views, sources))
@@ -132,6 +143,12 @@ class Metrics(RequestCounts):
         yield from self._part("sets", lambda: endpoints.sets(list(sources.sets())))
         yield from self._part("windows", lambda: endpoints.windows(views))
         yield from self._part("scrapers", lambda: endpoints.scrapes(list(sources.scrapers())))
+
+    def _cluster(self, sources: Sources) -> Iterable[Metric]:
+        stats = sources.cluster()
+        yield from cluster.families(stats)
+        if stats is not None and stats.store_used:
+            yield self._exchanges.family()
 
     def _part(self, part: str, read: Callable[[], Iterable[T]]) -> Iterator[T]:
         """As far as it can be read: the rest of the page is needed then all the more."""

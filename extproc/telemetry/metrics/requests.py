@@ -1,10 +1,12 @@
 """Counters of what becomes of requests. This is the edge's recorder, called from the event loop's thread.
 
-`effects` is called two or three times for each request. So it does nothing but count, in `Counts`.
+`effects` is called two or three times for each request. So it does nothing but count, in `Counts`, and what a call
+would cost as much as is written out.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -142,27 +144,31 @@ class RequestCounts:
 
     def effects(self, pool: str, effects: list[Effect]) -> None:
         for effect in effects:
-            match effect:
-                case Release():
-                    found = self._classes.get((pool, effect.cls)) or self._class(pool, effect.cls)
-                    found.released.value += 1
-                    found.wait.add(effect.waited_s)
-                    told = found.priorities.get(effect.priority) or self._told(found, pool, effect)
-                    told.value += 1
-                    self._tenants.released(pool, effect.tenant, effect.waited_s)
-                case Settled():
-                    found = self._classes.get((pool, effect.cls)) or self._class(pool, effect.cls)
-                    found.settled[effect.source].value += 1
-                    found.cost.value += effect.cost
-                    if effect.source in _COUNTED and effect.cost > 0:
-                        found.ratio.add(effect.estimate / effect.cost)
-                    self._tenants.settled(pool, effect.tenant, effect.cost)
-                case Refuse():
-                    self._refused.add((effect.reason.code,))
-                    self._wait.add((pool, effect.cls, effect.reason.code), effect.waited_s)
-                    self._tenants.refused(pool, effect.tenant, effect.waited_s)
-                case Evict():
-                    self._evicted.add((pool, effect.cls))
+            if type(effect) is Release:
+                found = self._classes.get((pool, effect.cls)) or self._class(pool, effect.cls)
+                found.released.value += 1
+                wait, waited_s = found.wait, effect.waited_s
+                wait.fell[bisect_left(wait.bounds, waited_s)] += 1  # as `Distribution.add` does it
+                wait.total += waited_s
+                told = found.priorities.get(effect.priority) or self._told(found, pool, effect)
+                told.value += 1
+                self._tenants.released(pool, effect.tenant, waited_s)
+            elif type(effect) is Settled:
+                found = self._classes.get((pool, effect.cls)) or self._class(pool, effect.cls)
+                cost, source = effect.cost, effect.source
+                found.settled[source].value += 1
+                found.cost.value += cost
+                if cost > 0 and source in _COUNTED:
+                    ratio, value = found.ratio, effect.estimate / cost
+                    ratio.fell[bisect_left(ratio.bounds, value)] += 1
+                    ratio.total += value
+                self._tenants.settled(pool, effect.tenant, cost)
+            elif type(effect) is Refuse:
+                self._refused.add((effect.reason.code,))
+                self._wait.add((pool, effect.cls, effect.reason.code), effect.waited_s)
+                self._tenants.refused(pool, effect.tenant, effect.waited_s)
+            elif type(effect) is Evict:
+                self._evicted.add((pool, effect.cls))
 
     def _class(self, pool: str, cls: str) -> _Class:
         where = (pool, cls)

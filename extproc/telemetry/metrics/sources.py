@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from extproc.core.fairness import Fairness
 from extproc.core.priority import PriorityWay
@@ -48,6 +48,33 @@ class ConfigurationStats:
     loaded_at: float | None = None  # Unix time at which the file in force was read; None: there is no file
 
 
+@dataclass(frozen=True, slots=True)
+class ClusterStats:
+    """What this replica knows of the others, as far as metrics tell."""
+
+    mode: str
+    name: str
+    replica: str
+    expected: int
+    active: bool = True  # False: it stands by
+    standby_streams: int = 0  # that came all the same
+    store_used: bool = False  # False: what follows says nothing
+    replicas: int = 1
+    lost: bool = False
+    in_use: bool = False
+    other_versions: int = 0
+    exchange_age_s: float | None = None  # None: there was no answer
+    exchanges: int = 0
+    failures: Mapping[str, int] = field(default_factory=dict)  # by kind
+    bad_messages: int = 0
+    bytes_told: int = 0
+    bytes_read: int = 0
+
+
+def _no_cluster() -> ClusterStats | None:
+    return None
+
+
 def _no_configuration() -> ConfigurationStats | None:
     return None
 
@@ -70,4 +97,5 @@ class Sources:
     modes: Callable[[], Mapping[str, str]] = dict  # by pool
     held_of: Callable[[str, str], int] = _nothing_held  # of a pool and a tenant
     page_watchers: Callable[[], int] = int  # live pages that are open
+    cluster: Callable[[], ClusterStats | None] = _no_cluster
     certificates: Callable[[], Mapping[str, float | None]] = dict  # port -> Unix time at which its own expires

@@ -81,6 +81,7 @@ class TenantCounts:
         self._top: set[str] = set()
         self._labels: dict[str, str] = {}  # named tenant -> its label
         self._rows: dict[tuple[str, str], _Row] = {}  # pool, label
+        self._row_of: dict[tuple[str, str], _Row] = {}  # pool, named tenant: the same rows, found by one look
         self._minute: dict[str, float] = {}  # cost since the last look
         self._lately: dict[str, float] = {}  # cost before that, faded
         self.configure(settings)
@@ -92,7 +93,7 @@ class TenantCounts:
         self._look(self._clock())
 
     def released(self, pool: str, tenant: str, waited_s: float) -> None:
-        row = self._row(pool, tenant)
+        row = self._row_of.get((pool, tenant)) or self._row(pool, tenant)
         row.released += 1
         row.wait_s += waited_s
 
@@ -102,12 +103,14 @@ class TenantCounts:
         row.wait_s += waited_s
 
     def settled(self, pool: str, tenant: str, cost: float) -> None:
-        self._row(pool, tenant).cost += cost
-        known = self._minute.get(tenant)
-        if known is not None:
-            self._minute[tenant] = known + cost
-        elif len(self._minute) < _MOST_CANDIDATES:
-            self._minute[tenant] = cost
+        row = self._row_of.get((pool, tenant)) or self._row(pool, tenant)
+        row.cost += cost
+        minute = self._minute
+        try:
+            minute[tenant] += cost
+        except KeyError:
+            if len(minute) < _MOST_CANDIDATES:
+                minute[tenant] = cost
         now = self._clock()
         if now >= self._looked_at + _LOOK_S:
             self._look(now)
@@ -134,7 +137,10 @@ class TenantCounts:
         shown = self._labels.get(tenant)
         if shown is None:
             shown = self._label_of_new(tenant)
-        return self._rows.get((pool, shown)) or self._begun(pool, shown)
+        row = self._rows.get((pool, shown)) or self._begun(pool, shown)
+        if tenant in self._labels:  # so there are as many as there are rows, and no more
+            self._row_of[pool, tenant] = row
+        return row
 
     def _label_of_new(self, tenant: str) -> str:
         if len(self._top) >= self._settings.top or tenant == OTHER:
@@ -169,6 +175,7 @@ class TenantCounts:
         gone = [key for key in self._rows if key[1] != OTHER and key[1] not in labels]
         for key in gone:
             del self._rows[key]
+        self._row_of.clear()
         self._budget.give_back(_SAMPLES * len(gone))
 
     def _score(self, tenant: str, cost: float) -> float:

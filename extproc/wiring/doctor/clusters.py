@@ -18,7 +18,7 @@ _HASHING = (ClusterLbPolicy.RING_HASH, ClusterLbPolicy.MAGLEV)
 _FROZEN_S = 30.0  # a frozen replica is to be found sooner than this
 _SLOW_S = 10.0
 _ENGINE_IDLE_S = 5.0  # vLLM's server closes an idle connection then
-_HEALTH_CHECKS = (
+HEALTH_CHECKS = (
     "health_checks:\n- { timeout: 1s, interval: 1s, no_traffic_interval: 1s, unhealthy_threshold: 2, "
     "healthy_threshold: 1, grpc_health_check: {} }"
 )
@@ -50,7 +50,8 @@ def policies(cluster: ClusterView) -> list[Part[betterproto2.Message]]:
     return found
 
 
-def _hashes(cluster: ClusterView) -> bool:
+def hashes(cluster: ClusterView) -> bool:
+    """Whether it chooses a replica by what a stream carries."""
     kinds = {type(each.message).__name__ for each in policies(cluster)}
     return bool(kinds & {"RingHash", "Maglev"}) or cluster.part.message.lb_policy in _HASHING
 
@@ -84,6 +85,8 @@ def _found_after(keepalive: KeepaliveSettings | None) -> float:
 
 
 def _health_checks(setup: Setup) -> Iterator[Hit]:
+    if setup.config.cluster.mode == "standby":  # see `standby_unchecked`
+        return
     for cluster in setup.fairlane:
         if len(cluster.endpoints) > 1 and not cluster.part.message.health_checks:
             count = len(cluster.endpoints)
@@ -91,6 +94,8 @@ def _health_checks(setup: Setup) -> Iterator[Hit]:
 
 
 def _health_check_single(setup: Setup) -> Iterator[Hit]:
+    if setup.config.cluster.mode == "standby":
+        return
     for cluster in setup.fairlane:
         if len(cluster.endpoints) == 1 and not cluster.part.message.health_checks:
             yield Hit(cluster.where, f"cluster {cluster.name} has one endpoint and no health_checks")
@@ -113,7 +118,7 @@ def _health_checks_rare(setup: Setup) -> Iterator[Hit]:
 
 def _hash_without_metadata(setup: Setup) -> Iterator[Hit]:
     for cluster in setup.fairlane:
-        if _hashes(cluster):
+        if hashes(cluster):
             for gateway in setup.gateways:
                 if not _pins(gateway):
                     yield Hit(
@@ -130,7 +135,7 @@ def _hash_policy(setup: Setup) -> Iterator[Hit]:
         if header.key != WIRING
     ]
     for cluster in setup.fairlane:
-        if not sent or not _hashes(cluster):
+        if not sent or not hashes(cluster):
             continue
         policies = cluster.options.message.hash_policy if cluster.options is not None else []
         names = [policy.header.header_name.lower() for policy in policies if policy.header is not None]
@@ -141,14 +146,14 @@ def _hash_policy(setup: Setup) -> Iterator[Hit]:
 
 def _metadata_without_hash(setup: Setup) -> Iterator[Hit]:
     for cluster in setup.fairlane:
-        if cluster.several and not _hashes(cluster) and any(_pins(gateway) for gateway in setup.gateways):
+        if cluster.several and not hashes(cluster) and any(_pins(gateway) for gateway in setup.gateways):
             yield Hit(cluster.where, f"cluster {cluster.name} does not hash, and ext_proc sends initial_metadata")
 
 
 def _not_pinned(setup: Setup) -> Iterator[Hit]:
     for cluster in setup.fairlane:
         two = any(len(gateway.processors) > 1 for gateway in setup.gateways)
-        if two and len(cluster.endpoints) > 1 and not _hashes(cluster):
+        if two and len(cluster.endpoints) > 1 and not hashes(cluster):
             yield Hit(cluster.where, f"cluster {cluster.name} has several endpoints, and two filters ask it")
 
 
@@ -208,7 +213,7 @@ CHECKS = (
         "health_checks_missing",
         Severity.WARNING,
         "Without health checks new requests go on to a replica that is shutting down or frozen.",
-        _HEALTH_CHECKS,
+        HEALTH_CHECKS,
         _health_checks,
     ),
     Check(
@@ -216,7 +221,7 @@ CHECKS = (
         Severity.NOTE,
         "Without a health check a single Fairlane that is frozen or draining is found by keepalive alone, when "
         "requests wait for it already, and Envoy's membership_healthy does not show it.",
-        _HEALTH_CHECKS,
+        HEALTH_CHECKS,
         _health_check_single,
     ),
     Check(
@@ -269,7 +274,7 @@ CHECKS = (
         Severity.ERROR,
         "At 0 Envoy answers no_healthy_upstream when all replicas are away, which is not retried: what was held is "
         "lost.",
-        "value: 50",
+        "value: 1",
         _panic,
     ),
     Check(

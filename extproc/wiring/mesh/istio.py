@@ -46,6 +46,11 @@ def documents(wiring: Wiring, addresses: Addresses, place: Place) -> list[Data]:
             "--fairlane-ca with --fairlane-service: to a service of the mesh Envoy speaks the mesh's TLS; leave "
             "--fairlane-ca out, or give Fairlane's address by --ext-proc and the gateway a cluster of its own"
         )
+    if place.fairlane is not None and wiring.mode != "single":
+        raise WiringError(
+            f"--fairlane-service: in the cluster mode {wiring.mode} Envoy must know the replicas apart, and Istio has "
+            "one cluster for all of them; leave the service out and give each replica's name (--ext-proc)"
+        )
     here = [] if place.fairlane is not None else [each for each in addresses.ext_proc if is_here(each[0])]
     if here:
         raise WiringError(

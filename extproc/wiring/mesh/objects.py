@@ -69,10 +69,15 @@ def fairlane(addresses: Addresses, place: Place) -> Service:
 
 def refuse(form: str, wiring: Wiring, addresses: Addresses) -> None:
     """What no gateway of this kind can be told. Raises WiringError."""
-    if wiring.spread != "requests":
+    if wiring.spread_used != "requests":
         raise WiringError(
-            f"spread {wiring.spread}: {form} balances over the pods of one Service by itself and takes no hash from "
-            "the filter; run one replica of Fairlane, or take plain Envoy"
+            f"spread {wiring.spread_used}: {form} balances over the pods of one Service by itself and takes no hash "
+            "from the filter; run one replica of Fairlane, or take plain Envoy"
+        )
+    if wiring.mode == "standby":
+        raise WiringError(
+            f"cluster mode standby: {form} does not ask the pods of one Service whether they serve, so standbys would "
+            "get their part of the requests; run one replica of Fairlane, or take plain Envoy"
         )
     if addresses.fairlane_tls is not None:
         raise WiringError(

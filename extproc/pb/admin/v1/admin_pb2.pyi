@@ -14,6 +14,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ClusterMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CLUSTER_MODE_UNSPECIFIED: _ClassVar[ClusterMode]
+    SINGLE: _ClassVar[ClusterMode]
+    STANDBY: _ClassVar[ClusterMode]
+    PARTITION: _ClassVar[ClusterMode]
+    SHARED: _ClassVar[ClusterMode]
+
 class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ROLE_UNSPECIFIED: _ClassVar[Role]
@@ -88,6 +96,11 @@ class RevisionKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EXPIRY: _ClassVar[RevisionKind]
     FILE_RELOAD: _ClassVar[RevisionKind]
     SET_ASIDE: _ClassVar[RevisionKind]
+CLUSTER_MODE_UNSPECIFIED: ClusterMode
+SINGLE: ClusterMode
+STANDBY: ClusterMode
+PARTITION: ClusterMode
+SHARED: ClusterMode
 ROLE_UNSPECIFIED: Role
 VIEWER: Role
 OPERATOR: Role
@@ -139,7 +152,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Status(_message.Message):
-    __slots__ = ("version", "start_time", "serving", "revision", "etag", "file", "state", "override_count", "expiries", "recording", "pool_count", "queued_count", "in_flight_slots", "watcher_count", "caller", "caller_role", "observed_count")
+    __slots__ = ("version", "start_time", "serving", "revision", "etag", "file", "state", "override_count", "expiries", "recording", "pool_count", "queued_count", "in_flight_slots", "watcher_count", "caller", "caller_role", "observed_count", "cluster")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     START_TIME_FIELD_NUMBER: _ClassVar[int]
     SERVING_FIELD_NUMBER: _ClassVar[int]
@@ -157,6 +170,7 @@ class Status(_message.Message):
     CALLER_FIELD_NUMBER: _ClassVar[int]
     CALLER_ROLE_FIELD_NUMBER: _ClassVar[int]
     OBSERVED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
     version: str
     start_time: _timestamp_pb2.Timestamp
     serving: bool
@@ -174,7 +188,60 @@ class Status(_message.Message):
     caller: str
     caller_role: Role
     observed_count: int
-    def __init__(self, version: _Optional[str] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., serving: _Optional[bool] = ..., revision: _Optional[int] = ..., etag: _Optional[str] = ..., file: _Optional[_Union[FileStatus, _Mapping]] = ..., state: _Optional[_Union[StateStatus, _Mapping]] = ..., override_count: _Optional[int] = ..., expiries: _Optional[_Iterable[_Union[PendingExpiry, _Mapping]]] = ..., recording: _Optional[_Union[RecordingStatus, _Mapping]] = ..., pool_count: _Optional[int] = ..., queued_count: _Optional[int] = ..., in_flight_slots: _Optional[int] = ..., watcher_count: _Optional[int] = ..., caller: _Optional[str] = ..., caller_role: _Optional[_Union[Role, str]] = ..., observed_count: _Optional[int] = ...) -> None: ...
+    cluster: ClusterStatus
+    def __init__(self, version: _Optional[str] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., serving: _Optional[bool] = ..., revision: _Optional[int] = ..., etag: _Optional[str] = ..., file: _Optional[_Union[FileStatus, _Mapping]] = ..., state: _Optional[_Union[StateStatus, _Mapping]] = ..., override_count: _Optional[int] = ..., expiries: _Optional[_Iterable[_Union[PendingExpiry, _Mapping]]] = ..., recording: _Optional[_Union[RecordingStatus, _Mapping]] = ..., pool_count: _Optional[int] = ..., queued_count: _Optional[int] = ..., in_flight_slots: _Optional[int] = ..., watcher_count: _Optional[int] = ..., caller: _Optional[str] = ..., caller_role: _Optional[_Union[Role, str]] = ..., observed_count: _Optional[int] = ..., cluster: _Optional[_Union[ClusterStatus, _Mapping]] = ...) -> None: ...
+
+class ClusterStatus(_message.Message):
+    __slots__ = ("mode", "name", "replica", "active", "active_replica", "store_used", "store_lost", "store_lost_for", "store_error", "exchange_age", "exchange_count", "failure_count", "replicas", "expected_count", "replica_in_use", "other_versions")
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_REPLICA_FIELD_NUMBER: _ClassVar[int]
+    STORE_USED_FIELD_NUMBER: _ClassVar[int]
+    STORE_LOST_FIELD_NUMBER: _ClassVar[int]
+    STORE_LOST_FOR_FIELD_NUMBER: _ClassVar[int]
+    STORE_ERROR_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGE_AGE_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_COUNT_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_IN_USE_FIELD_NUMBER: _ClassVar[int]
+    OTHER_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    mode: ClusterMode
+    name: str
+    replica: str
+    active: bool
+    active_replica: str
+    store_used: bool
+    store_lost: bool
+    store_lost_for: _duration_pb2.Duration
+    store_error: str
+    exchange_age: _duration_pb2.Duration
+    exchange_count: int
+    failure_count: int
+    replicas: _containers.RepeatedCompositeFieldContainer[ReplicaStatus]
+    expected_count: int
+    replica_in_use: bool
+    other_versions: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, mode: _Optional[_Union[ClusterMode, str]] = ..., name: _Optional[str] = ..., replica: _Optional[str] = ..., active: _Optional[bool] = ..., active_replica: _Optional[str] = ..., store_used: _Optional[bool] = ..., store_lost: _Optional[bool] = ..., store_lost_for: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., store_error: _Optional[str] = ..., exchange_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., exchange_count: _Optional[int] = ..., failure_count: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., expected_count: _Optional[int] = ..., replica_in_use: _Optional[bool] = ..., other_versions: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ReplicaStatus(_message.Message):
+    __slots__ = ("replica", "age", "version", "revision", "cluster_revision", "refused_error")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    AGE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_REVISION_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_ERROR_FIELD_NUMBER: _ClassVar[int]
+    replica: str
+    age: _duration_pb2.Duration
+    version: str
+    revision: int
+    cluster_revision: int
+    refused_error: str
+    def __init__(self, replica: _Optional[str] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., version: _Optional[str] = ..., revision: _Optional[int] = ..., cluster_revision: _Optional[int] = ..., refused_error: _Optional[str] = ...) -> None: ...
 
 class FileStatus(_message.Message):
     __slots__ = ("path", "sha256", "load_time", "good", "error")
@@ -353,7 +420,7 @@ class ListEndpointsResponse(_message.Message):
     def __init__(self, endpoints: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ..., next_page_token: _Optional[str] = ...) -> None: ...
 
 class Endpoint(_message.Message):
-    __slots__ = ("address", "pool", "stance", "in_flight_slots", "foreign_count", "capacity", "running_count", "waiting_count", "kv_usage_ratio", "time_per_output_token", "page_age", "dialect", "priority_told", "last_error", "turned_away_count", "failed_count", "limit", "room", "queue_target", "controller", "at_floor", "removed")
+    __slots__ = ("address", "pool", "stance", "in_flight_slots", "foreign_count", "capacity", "running_count", "waiting_count", "kv_usage_ratio", "time_per_output_token", "page_age", "dialect", "priority_told", "last_error", "turned_away_count", "failed_count", "limit", "room", "queue_target", "controller", "at_floor", "removed", "others_slots", "claim_slots")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     POOL_FIELD_NUMBER: _ClassVar[int]
     STANCE_FIELD_NUMBER: _ClassVar[int]
@@ -376,6 +443,8 @@ class Endpoint(_message.Message):
     CONTROLLER_FIELD_NUMBER: _ClassVar[int]
     AT_FLOOR_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_SLOTS_FIELD_NUMBER: _ClassVar[int]
     address: str
     pool: str
     stance: Stance
@@ -398,7 +467,9 @@ class Endpoint(_message.Message):
     controller: str
     at_floor: bool
     removed: bool
-    def __init__(self, address: _Optional[str] = ..., pool: _Optional[str] = ..., stance: _Optional[_Union[Stance, str]] = ..., in_flight_slots: _Optional[int] = ..., foreign_count: _Optional[int] = ..., capacity: _Optional[float] = ..., running_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., kv_usage_ratio: _Optional[float] = ..., time_per_output_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., page_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., dialect: _Optional[str] = ..., priority_told: _Optional[str] = ..., last_error: _Optional[str] = ..., turned_away_count: _Optional[int] = ..., failed_count: _Optional[int] = ..., limit: _Optional[float] = ..., room: _Optional[float] = ..., queue_target: _Optional[float] = ..., controller: _Optional[str] = ..., at_floor: _Optional[bool] = ..., removed: _Optional[bool] = ...) -> None: ...
+    others_slots: int
+    claim_slots: float
+    def __init__(self, address: _Optional[str] = ..., pool: _Optional[str] = ..., stance: _Optional[_Union[Stance, str]] = ..., in_flight_slots: _Optional[int] = ..., foreign_count: _Optional[int] = ..., capacity: _Optional[float] = ..., running_count: _Optional[int] = ..., waiting_count: _Optional[int] = ..., kv_usage_ratio: _Optional[float] = ..., time_per_output_token: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., page_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., dialect: _Optional[str] = ..., priority_told: _Optional[str] = ..., last_error: _Optional[str] = ..., turned_away_count: _Optional[int] = ..., failed_count: _Optional[int] = ..., limit: _Optional[float] = ..., room: _Optional[float] = ..., queue_target: _Optional[float] = ..., controller: _Optional[str] = ..., at_floor: _Optional[bool] = ..., removed: _Optional[bool] = ..., others_slots: _Optional[int] = ..., claim_slots: _Optional[float] = ...) -> None: ...
 
 class ListFlowsRequest(_message.Message):
     __slots__ = ("pool", "top_k", "order_by")
@@ -579,20 +650,34 @@ class Warning(_message.Message):
     def __init__(self, path: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class ChangeResult(_message.Message):
-    __slots__ = ("revision", "etag", "validate_only", "changes", "warnings", "expire_time")
+    __slots__ = ("revision", "etag", "validate_only", "changes", "warnings", "expire_time", "cluster_revision", "replicas")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     ETAG_FIELD_NUMBER: _ClassVar[int]
     VALIDATE_ONLY_FIELD_NUMBER: _ClassVar[int]
     CHANGES_FIELD_NUMBER: _ClassVar[int]
     WARNINGS_FIELD_NUMBER: _ClassVar[int]
     EXPIRE_TIME_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_REVISION_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
     revision: int
     etag: str
     validate_only: bool
     changes: _containers.RepeatedCompositeFieldContainer[FieldChange]
     warnings: _containers.RepeatedCompositeFieldContainer[Warning]
     expire_time: _timestamp_pb2.Timestamp
-    def __init__(self, revision: _Optional[int] = ..., etag: _Optional[str] = ..., validate_only: _Optional[bool] = ..., changes: _Optional[_Iterable[_Union[FieldChange, _Mapping]]] = ..., warnings: _Optional[_Iterable[_Union[Warning, _Mapping]]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    cluster_revision: int
+    replicas: _containers.RepeatedCompositeFieldContainer[ReplicaTaken]
+    def __init__(self, revision: _Optional[int] = ..., etag: _Optional[str] = ..., validate_only: _Optional[bool] = ..., changes: _Optional[_Iterable[_Union[FieldChange, _Mapping]]] = ..., warnings: _Optional[_Iterable[_Union[Warning, _Mapping]]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., cluster_revision: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[ReplicaTaken, _Mapping]]] = ...) -> None: ...
+
+class ReplicaTaken(_message.Message):
+    __slots__ = ("replica", "taken", "error")
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    replica: str
+    taken: bool
+    error: str
+    def __init__(self, replica: _Optional[str] = ..., taken: _Optional[bool] = ..., error: _Optional[str] = ...) -> None: ...
 
 class GetConfigRequest(_message.Message):
     __slots__ = ("view",)

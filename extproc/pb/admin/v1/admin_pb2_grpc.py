@@ -285,7 +285,7 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StartRecording(self, request, context):
-        """The live event stream into files below `recording.directory`, for `fairlane replay`.
+        """The live event stream into files below `recording.directory`, for `fairlane replay`: of this process alone.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

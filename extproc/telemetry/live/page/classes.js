@@ -12,6 +12,7 @@ const HOLDS = {
   class_cap: ["Class's limit", ""],
   headroom: ["Headroom", ""],
   higher_class: ["Higher class", ""],
+  higher_class_elsewhere: ["Higher class elsewhere", ""],
   gate: ["Gate closed", "warn"],
   window: ["No room", ""],
   no_endpoint: ["No endpoint", "bad"],

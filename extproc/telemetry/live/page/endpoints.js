@@ -133,11 +133,14 @@ class Bar {
     set(this.parts.room, { x: share(ours + foreign), width: share(room) });
     set(this.limit, { x: share(limit) });
     set(this.capacity, { cx: share(capacity) });
-    const others = foreign ? ` + ${count(foreign)} foreign` : "";
+    const theirs = endpoint.others ? ` (${count(endpoint.others)} of other replicas)` : "";
+    const others = foreign ? ` + ${count(foreign)} foreign${theirs}` : "";
+    const part = endpoint.claim === null ? "" : `, this replica's part is ${amount(endpoint.claim)}`;
     const floor = endpoint.at_floor ? ", at its floor" : "";
     const lost = endpoint.turned_away + endpoint.failed;
     const faults = lost ? `; ${plural(lost, "request", "requests")} turned away or failed` : "";
     const may = limit ? ` of ${amount(limit)}, free slots ${amount(room)}` : ", nothing may go";
-    say(this.words, `${count(ours)} ours${others}${may} (R ${amount(capacity)}, q ${amount(target)}${floor})${faults}`);
+    const learnt = `(R ${amount(capacity)}, q ${amount(target)}${floor})`;
+    say(this.words, `${count(ours)} ours${others}${may} ${learnt}${part}${faults}`);
   }
 }

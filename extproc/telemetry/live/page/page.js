@@ -43,7 +43,8 @@ function show() {
   say(find("version"), shown.version);
   const revision = count(shown.revision);
   facts.update([
-    { name: "State", value: shown.serving ? "serving" : "draining", tone: shown.serving ? "good" : "warn" },
+    stateOf(shown),
+    ...(shown.cluster ? [replicasOf(shown.cluster)] : []),
     { name: "Held", value: count(shown.held) },
     { name: "In flight", value: count(shown.in_flight) },
     shown.file_error
@@ -55,6 +56,22 @@ function show() {
   for (const name of pools.keys()) if (!names.has(name)) pools.delete(name);
   sections.update(shown.pools);
   document.title = shown.held ? `${count(shown.held)} held – Fairlane` : "Fairlane";
+}
+
+function stateOf({ serving, cluster }) {
+  if (!serving) return { name: "State", value: "draining", tone: "warn" };
+  if (!cluster || cluster.active) return { name: "State", value: "serving", tone: "good" };
+  const active = cluster.active_replica ? `${cluster.active_replica} is active` : "nobody is active";
+  return { name: "State", value: `stands by, ${active}`, tone: "warn" };
+}
+
+function replicasOf({ mode, replica, replicas, expected, store_used, store_lost_s, error }) {
+  const own = `${replica} (${mode})`;
+  if (!store_used) return { name: "Replica", value: own };
+  if (store_lost_s !== null) {
+    return { name: "Replica", value: `${own}, the store is lost for ${seconds(store_lost_s)}: ${error}`, tone: "bad" };
+  }
+  return { name: "Replica", value: `${own}, ${count(replicas)} of ${count(expected)}` };
 }
 
 // The page of the service's new version. Once for each: behind one address there may be two that answer in turn.
