@@ -375,6 +375,7 @@ def _replica_state(replica: str, age_s: float, info: Mapping[str, Any]) -> Repli
         _number(info.get("revision")),
         _number(changes.get("revision")),
         _text(changes.get("error"), _LONGEST_ERROR),
+        _text(info.get("mode"), _LONGEST_ID),
     )
 
 

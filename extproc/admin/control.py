@@ -72,6 +72,7 @@ class ReplicaState:
     revision: int = 0  # of its configuration, counted by itself
     cluster_revision: int = 0  # of the live changes that all share; 0: none
     refused: str = ""  # why the newest of these cannot be in force there
+    mode: str = ""  # its `cluster.mode`; empty: it has not said
 
 
 @dataclass(frozen=True, slots=True)

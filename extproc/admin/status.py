@@ -79,6 +79,7 @@ def _cluster(seen: ClusterState) -> pb.ClusterStatus:
                 revision=each.revision,
                 cluster_revision=each.cluster_revision,
                 refused_error=each.refused,
+                mode=each.mode,
             )
             for each in seen.replicas
         ],

@@ -42,7 +42,7 @@ _SETTLE_S = 2.0
 _TAIL_S = 1.0
 _AFTER_KILL_S = 10.0
 _OVER_S, _MEANWHILE_S = 0.75, 1.5  # after a replica's end: its answers are over; the lease is not
-_FULL, _BIN_S = 0.9, 0.5  # an engine is full again when so much of its slots is used, in stretches of so many seconds
+_FULL, _BIN_S = 0.9, 0.5  # full again: so much of the slots used before, in a stretch of so many seconds
 
 Told = Callable[[str], None]
 
@@ -237,7 +237,8 @@ class _Shares:
             await asyncio.sleep(_AFTER_KILL_S)
             until = time.time()
         entries = await self._ways.journal(self._engine)
-        found.returned_s.append(full_again(entries, SLOTS, since, until, part=_FULL, bin_s=_BIN_S))
+        before = fill(entries, SLOTS, since - _SETTLE_S, since).used
+        found.returned_s.append(full_again(entries, SLOTS, since, until, part=_FULL * before, bin_s=_BIN_S))
         begin = since + _OVER_S
         found.meanwhile.append(fill(entries, SLOTS, begin, begin + _MEANWHILE_S).used)
         await way.stack.start_child(f"{FAIRLANE}-{len(way.doors)}")

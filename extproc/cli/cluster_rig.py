@@ -229,11 +229,13 @@ def _quantile(seconds: Mapping[int, float], part: float) -> int:
 
 
 def full_again(entries: Sequence[Entry], slots: int, since: float, until: float, *, part: float, bin_s: float) -> float:
-    """Seconds from `since` to the end of the last stretch of `bin_s` in which less than `part` of the slots was used;
-    0: there is none."""
-    last = 0.0
+    """Seconds from `since` to the end of the stretch in which less than `part` of the slots was used, looked at by
+    `bin_s`; up to `until` where it has none. 0: there is no such stretch."""
+    begun = False
     for number in range(int((until - since) / bin_s)):
         begin = since + number * bin_s
-        if fill(entries, slots, begin, begin + bin_s).used < part:
-            last = (number + 1) * bin_s
-    return last
+        less = fill(entries, slots, begin, begin + bin_s).used < part
+        if begun and not less:
+            return number * bin_s
+        begun = begun or less
+    return until - since if begun else 0.0

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+import click
+
 from extproc.cli.cluster_rig import store_server
 from extproc.cli.ports import HostPort
 from extproc.cli.stack import ServiceAddresses, StackOptions
@@ -30,7 +32,7 @@ class Replicas:
 @contextlib.asynccontextmanager
 async def replicated(options: StackOptions, replicas: Replicas) -> AsyncIterator[StackOptions]:
     """The options of a stack with so many services: the first one is where `options` have it, the others are at ports
-    that are free. The store runs as long as the block. Raises StackError."""
+    that are free. The store runs as long as the block, and its address is printed. Raises StackError."""
     at = options.addresses
     services = (ServiceAddresses(at.ext_proc, at.admin, at.http), *ServiceAddresses.free(replicas.count - 1))
     async with contextlib.AsyncExitStack() as open_:
@@ -38,6 +40,8 @@ async def replicated(options: StackOptions, replicas: Replicas) -> AsyncIterator
         if store is None and replicas.mode != "partition":
             directory = Path(open_.enter_context(tempfile.TemporaryDirectory(prefix="fairlane-store-")))
             store = (await open_.enter_async_context(store_server(directory))).at
+        if store is not None:
+            click.echo(f"Store       {store}  ({'started here' if replicas.store is None else 'yours'})")
         cluster = {
             "mode": replicas.mode,
             "replicas": replicas.count,

@@ -56,7 +56,7 @@ class ConfigurationStore(Protocol):
     """Raises StoreError."""
 
     async def config_get(self) -> tuple[int, bytes]:
-        """Number and document; 0: there is none."""
+        """Number and document; 0: there is none, or with a document one that another program has written."""
 
     async def config_put(self, expected: int, document: bytes) -> int | None:
         """The new number; None: it is not `expected` any more, and nothing was written."""
@@ -165,6 +165,11 @@ class SharedConfiguration:
             raise LostError(str(error)) from error
         self._number, self._overlay = number, Overlay()
         if not number:
+            if document:
+                raise ConfigError(
+                    "the configuration in the store has a number that is none, so another program has written it; the "
+                    "next change takes its place"
+                )
             return None
         try:
             found = await asyncio.to_thread(SharedRevision.from_bytes, document)

@@ -85,6 +85,7 @@ class Exchange:
         self._stopping = False
         self._task: asyncio.Task[None] | None = None
         self._complained: set[str] = set()
+        self._faults: set[tuple[str, str]] = set()  # of which the log has said something: where, and of what kind
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="cluster exchange")
@@ -124,7 +125,7 @@ class Exchange:
         except CodecError as error:
             self._failed(StoreError("other", str(error)))
         except Exception as error:
-            log.exception("cluster_exchange_fault", replica=self.state.replica)
+            self._fault("exchange", error)
             self._failed(StoreError("other", f"an exchange broke off here, which is a fault of Fairlane's: {error!r}"))
 
     async def _run(self) -> None:
@@ -146,8 +147,8 @@ class Exchange:
     def _busy(self) -> bool:
         try:
             return self._member.busy()
-        except Exception:
-            log.exception("cluster_exchange_fault", replica=self.state.replica)
+        except Exception as error:
+            self._fault("busy", error)
             return True
 
     def _tell(self) -> Tell:
@@ -270,5 +271,12 @@ class Exchange:
         state.waiting = len(self._outbox)
         try:
             self._member.lost(error)
-        except Exception:
-            log.exception("cluster_exchange_fault", replica=state.replica)
+        except Exception as fault:
+            self._fault("lost", fault)
+
+    def _fault(self, where: str, error: Exception) -> None:
+        """Said once: what fails in each period would fill the log."""
+        kind = type(error).__name__
+        if (where, kind) not in self._faults:
+            self._faults.add((where, kind))
+            log.exception("cluster_exchange_fault", replica=self.state.replica, where=where, kind=kind)

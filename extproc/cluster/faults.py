@@ -12,12 +12,12 @@ from extproc.cluster.errors import Kind, StoreError
 from extproc.cluster.scripts import COMMANDS
 
 # A script's error comes within another one's text in older versions.
-_CODE: Final = re.compile(r"(?:^|[\s-])(READONLY|OOM|WRONGTYPE|NOPERM|NOREPLICAS|MISCONF|GARBAGE|SCRIPT|CROSSSLOT)\b")
-_KEY: Final = re.compile(r"\((?:[A-Z]+|number of) (\{fairlane:[^ ]*)\)")
+_CODE: Final = re.compile(r"(?:^|[\s-])(READONLY|OOM|WRONGTYPE|NOPERM|NOREPLICAS|MISCONF|SCRIPT|CROSSSLOT)\b")
+_KEY: Final = re.compile(r"\([A-Z]+ (\{fairlane:[^ ]*)\)")
 _LONGEST: Final = 300  # characters of what the store says
-_NEEDS: Final = (
-    f"It needs +{' +'.join(COMMANDS)}, +select for a database other than 0, and the keys ~{{fairlane:NAME}}:*"
-)
+_OF_A_KEY: Final = re.compile(r"\baccess\b[^(]*\bkeys?\b")  # what `scripts` says of it comes in brackets
+_KEYS: Final = "~{fairlane:NAME}:*"
+_RIGHTS: Final = f"+{' +'.join(COMMANDS)}, +select for a database other than 0"
 _CURES: Final[dict[str, tuple[Kind, str]]] = {
     "READONLY": (
         "read_only",
@@ -57,7 +57,16 @@ def told(error: BaseException, where: str) -> StoreError:
             "(sentinel_password_file for a Sentinel)",
         )
     if isinstance(error, redis.NoPermissionError) or "user executing the script" in text or "NOPERM" in text:
-        return StoreError("auth", f"the account may not do that in the store at {where}: {text}. {_NEEDS}")
+        if _OF_A_KEY.search(text):
+            return StoreError(
+                "auth",
+                f"the account needs the keys {_KEYS} (NAME is cluster.name) in the store at {where}, and may not use "
+                f"them: {text}. The commands that it needs there are {_RIGHTS}",
+            )
+        return StoreError(
+            "auth",
+            f"the account may not do that in the store at {where}: {text}. It needs {_RIGHTS}, and the keys {_KEYS}",
+        )
     if isinstance(error, redis.BusyLoadingError):
         return StoreError("unreachable", f"the store at {where} is loading its data: it is over when that is done")
     if isinstance(error, redis.ConnectionError | OSError):
@@ -69,6 +78,15 @@ def told(error: BaseException, where: str) -> StoreError:
     if isinstance(error, redis.InvalidResponse):
         return StoreError("unreachable", f"what answers at {where} is neither Valkey nor Redis: {text}")
     return _answered(error, text, where)
+
+
+def odd(error: Exception, where: str) -> StoreError:
+    """An answer that is not what was asked for. `error`: of who has read it."""
+    return StoreError(
+        "other",
+        f"what answers at {where} is no store that ran our script: {type(error).__name__}: {_said(error)}; look "
+        "whether cluster.store.addresses names Valkey or Redis",
+    )
 
 
 def is_of_address(error: BaseException) -> bool:
@@ -83,9 +101,7 @@ def is_of_address(error: BaseException) -> bool:
 def _answered(error: BaseException, text: str, where: str) -> StoreError:
     code = _code(error, text)
     if code == "WRONGTYPE":
-        return _not_ours("wrong_type", "is of another type", text, where)
-    if code == "GARBAGE":
-        return _not_ours("other", "holds what Fairlane has not written", text, where)
+        return _of_another_type(text, where)
     if code in _CURES:
         kind, cure = _CURES[code]
         return StoreError(kind, f"the store at {where} {cure}. It says: {text}")
@@ -100,13 +116,13 @@ def _answered(error: BaseException, text: str, where: str) -> StoreError:
     return StoreError("other", f"the store at {where} refuses: {text}")
 
 
-def _not_ours(kind: Kind, what: str, text: str, where: str) -> StoreError:
+def _of_another_type(text: str, where: str) -> StoreError:
     found = _KEY.search(text)
     key = found[1] if found else "one of the keys of this cluster"
     return StoreError(
-        kind,
-        f"in the store at {where} the key {key} {what}: another program uses it. Take another cluster.name, another "
-        f"cluster.store.database, or delete the key. It says: {text}",
+        "wrong_type",
+        f"in the store at {where} the key {key} is of another type: another program uses it. Take another "
+        f"cluster.name, another cluster.store.database, or delete the key. It says: {text}",
     )
 
 

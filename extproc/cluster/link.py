@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from inspect import signature
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from redis import exceptions as redis
 from redis.asyncio.connection import AbstractConnection, Connection, UnixDomainSocketConnection
@@ -36,6 +36,10 @@ _LONGEST_PASSWORD: Final = 64 * 1024  # bytes of the file
 
 _Connection = Connection | UnixDomainSocketConnection
 _Command = Callable[[_Connection], Awaitable[Any]]
+_T = TypeVar("_T")
+
+# By who reads an answer, the library or us: whatever answers there, it ends nothing but the command.
+_ODD: Final = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 class Link:
@@ -55,8 +59,8 @@ class Link:
         self._node: str | None = None  # of a cluster, that has the slot
         self._lock = asyncio.Lock()
 
-    async def run(self, script: Script, keys: list[str], *args: str | bytes | int) -> Any:
-        """Its answer. Raises StoreError."""
+    async def run(self, script: Script, keys: list[str], *args: str | bytes | int, read: Callable[[Any], _T]) -> _T:
+        """Its answer, as `read` makes it: that may fail at what is not one. Raises StoreError."""
 
         async def command(connection: _Connection) -> Any:
             evaluate = ("EVALSHA", script.sha, len(keys), *keys, *args)
@@ -66,22 +70,22 @@ class Link:
                 await _ask(connection, "SCRIPT", "LOAD", script.text)
             return await _ask(connection, *evaluate)
 
-        return await self._within(command)
+        return await self._within(command, read)
 
-    async def command(self, *args: str | bytes | int) -> Any:
-        """Its answer. Raises StoreError."""
-        return await self._within(lambda connection: _ask(connection, *args))
+    async def command(self, *args: str | bytes | int, read: Callable[[Any], _T]) -> _T:
+        """As `run`."""
+        return await self._within(lambda connection: _ask(connection, *args), read)
 
     async def close(self) -> None:
         async with self._lock:
             await self._drop()
 
-    async def _within(self, command: _Command) -> Any:
+    async def _within(self, command: _Command, read: Callable[[Any], _T]) -> _T:
         async with self._lock:
             done = self._opening = False
             try:
                 async with asyncio.timeout(self._timeout_s):
-                    reply = await self._anywhere(command)
+                    reply = read(await self._anywhere(command))
                 done = True
                 return reply
             except TimeoutError:
@@ -89,6 +93,10 @@ class Link:
                 raise self._too_late() from None
             except (redis.RedisError, OSError) as error:
                 raise faults.told(error, self._address) from error
+            except _ODD as error:
+                address = self._address
+                self._avoid(address)
+                raise faults.odd(error, address) from error
             finally:
                 if not done:  # an answer that is still to come would be taken for that of the next command
                     await self._drop()
@@ -168,12 +176,16 @@ class Link:
         try:
             await self._open(connection)
             reply = await _ask(connection, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", name)
+            found = None if reply is None else _host_and_port(reply)
         except (redis.RedisError, OSError) as error:
             failures.append(faults.told(error, sentinel))
             return None
+        except _ODD as error:
+            failures.append(StoreError("other", f"what answers at {sentinel} is no Sentinel: {error}"))
+            return None
         finally:
             await _end(connection)
-        if not reply:
+        if found is None:
             failures.append(
                 StoreError(
                     "other",
@@ -181,8 +193,7 @@ class Link:
                 )
             )
             return None
-        host, port = (_text(part) for part in reply)
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return found
 
     def _avoid(self, address: str) -> None:
         if address == self._node:
@@ -342,8 +353,10 @@ async def _end(connection: _Connection) -> None:
         writer.transport.abort()
 
 
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+def _host_and_port(reply: Any) -> str:
+    """As a Sentinel says them. Fails at what is not that."""
+    host, port = (part.decode() for part in reply)
+    return f"[{host}]:{int(port)}" if ":" in host else f"{host}:{int(port)}"
 
 
 def _host(address: str) -> str:

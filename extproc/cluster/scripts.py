@@ -24,6 +24,7 @@ from typing import Final
 VERSION: Final = "1"
 MOST_MESSAGES: Final = 8192  # that wait to be read
 MOST_MESSAGE_BYTES: Final = 8 * 1024**2  # of them together
+LONGEST_LEASE_MS: Final = 60_000  # what cluster.lease may be; a longer one is nobody's of ours
 
 # What an account of the store must be allowed, on keys that begin with {fairlane:NAME}: ; in ACL's own words.
 COMMANDS: Final = (
@@ -80,7 +81,9 @@ class Script:
 
 
 # An error of a command names the key: nobody could tell which of them is somebody else's.
-_BEFORE = """
+_BEFORE = (
+    f"local longest_lease = {LONGEST_LEASE_MS}\n"
+    + """
 local function call(command, key, ...)
   local reply = redis.pcall(command, key, ...)
   if type(reply) == 'table' and reply.err then
@@ -98,10 +101,23 @@ local function whole(number)
   return string.format('%.0f', number)
 end
 
+-- What is written may be anybody's: nil for what is no whole number, or more than a number holds exactly.
+local function small(text)
+  if text and #text <= 15 and string.match(text, '^%d+$') then return tonumber(text) end
+  return nil
+end
+
+local function lease_of(text)
+  local lease = small(text)
+  if lease and lease <= longest_lease then return lease end
+  return nil
+end
+
 local function expire(key, lease)
   call('PEXPIRE', key, whole(math.max(60000, 4 * lease)))
 end
 """
+)
 
 _AFTER = """
 local good, reply = pcall(main)
@@ -135,15 +151,15 @@ for i = 1, #all, 2 do
   local name, record = all[i], all[i + 1]
   local whose = string.match(name, '^(.+):document$')
   local its_life, its_seq, its_born, at, its_lease, start = string.match(record, '^(%S+) (%d+) (%d+) (%d+) (%d+)\n()')
+  at, its_lease = small(at), lease_of(its_lease)
   if whose then
     documents[whose] = record
   elseif name == ':messages' then
     state = record
-  elseif not its_life then
+  elseif not (its_life and small(its_seq) and small(its_born) and at and its_lease) then
     dropped[#dropped + 1] = string.sub(name, 1, 64)
     gone[#gone + 1] = name
   else
-    at, its_lease = tonumber(at), tonumber(its_lease)
     if at > now then
       at = now
       again[#again + 1] = name
@@ -180,11 +196,13 @@ end
 
 local epoch, number, bytes = string.match(state or '', '^(%S+) (%d+) (%d+)$')
 local count = call('LLEN', messages)
+number, bytes = small(number), small(bytes)
+if not (number and bytes) then epoch = nil end
 local forget = not epoch and count > 0
 if not epoch then
   epoch, number, bytes, count = life .. '-' .. whole(now), 0, 0, 0
 end
-number, bytes = tonumber(number), count > 0 and tonumber(bytes) or 0
+if count == 0 then bytes = 0 end
 local from = 0
 if epoch_read == epoch then from = math.min(number_read, number) end
 local missed = from < number - count
@@ -202,6 +220,10 @@ if unread > 0 then
   end
 end
 local revision = call('HGET', configuration, 'number') or '0'
+if not small(revision) then
+  revision = '0'
+  dropped[#dropped + 1] = 'configuration:number'
+end
 local spoken = call('HGETALL', versions)
 
 local granted, claims = {}, {}
@@ -237,7 +259,8 @@ local others = {}
 for i = 1, #spoken, 2 do
   local at, its_lease = string.match(spoken[i + 1], '^(%d+) (%d+)$')
   if spoken[i] ~= version then
-    if at and now - tonumber(at) <= tonumber(its_lease) then
+    at, its_lease = small(at), lease_of(its_lease)
+    if at and its_lease and at <= now and now - at <= its_lease then
       others[#others + 1] = string.sub(spoken[i], 1, 64)
     else
       call('HDEL', versions, spoken[i])
@@ -268,18 +291,21 @@ ACQUIRE: Final = Script.of(
 local name, holder, lease = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local now = clock()
 local at, its_lease, since, who = string.match(call('HGET', KEYS[1], name) or '', '^(%d+) (%d+) (%d+) (.+)$')
-if at then
-  local remaining = tonumber(at) + tonumber(its_lease) - now
+at, its_lease, since = small(at), lease_of(its_lease), small(since)
+if at and its_lease and since then
+  local remaining = at + its_lease - now
   if remaining >= 0 and who ~= holder then
-    if tonumber(at) > now then
-      call('HSET', KEYS[1], name, table.concat({whole(now), its_lease, since, who}, ' '))
-      remaining = tonumber(its_lease)
+    if at > now then
+      call('HSET', KEYS[1], name, table.concat({whole(now), whole(its_lease), whole(since), who}, ' '))
+      remaining = its_lease
     end
-    return {who, whole(remaining), since}
+    return {who, whole(remaining), whole(since)}
   end
-  if remaining < 0 or who ~= holder then since = nil end
+  if remaining < 0 then since = nil end
+else
+  since = nil
 end
-since = since or whole(now)
+since = since and whole(since) or whole(now)
 call('HSET', KEYS[1], name, table.concat({whole(now), whole(lease), since, holder}, ' '))
 expire(KEYS[1], lease)
 return {holder, whole(lease), since}
@@ -295,14 +321,14 @@ return 0
 """,
 )
 
-# The token is of one attempt: the same one again means that its answer was lost.
+# The token is of one attempt: the same one again means that its answer was lost. A number that is none counts as 0, so
+# that the next change takes its place.
 CONFIGURE: Final = Script.of(
     "configure",
     r"""
 local found = call('HMGET', KEYS[1], 'number', 'token')
-local number = tonumber(found[1] or '0')
+local number = small(found[1] or '0') or 0
 if found[2] and found[2] == ARGV[2] then return {1, whole(number)} end
-if not number then error({text = 'GARBAGE (number of ' .. KEYS[1] .. ')'}) end
 if number ~= tonumber(ARGV[1]) then return {0, whole(number)} end
 call('HSET', KEYS[1], 'number', whole(number + 1), 'token', ARGV[2], 'document', ARGV[3])
 return {1, whole(number + 1)}

@@ -60,6 +60,7 @@ class Standby:
         self._clock = clock
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._faults: set[str] = set()  # kinds of which the log has said something
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="cluster lease")
@@ -79,23 +80,36 @@ class Standby:
             await self._store.release(LEASE, self._me)
 
     async def once(self) -> float:
-        """Ask once. Returns seconds until it is to be asked again. For the loop, and for tests."""
+        """Ask once. Returns seconds until it is to be asked again. For the loop, and for tests. Whatever fails counts
+        as a lost store: a loop that ends would leave two active, or none."""
         began = self._clock()
         wait_s = self._lease_s / _IN_A_LEASE
         try:
             held = await self._store.acquire(LEASE, self._me, self._lease_s)
-        except StoreError as error:
-            if self.error is None or self.error.kind != error.kind:
-                log.warning("cluster_lease_unknown", replica=self._replica, kind=error.kind, error=error.message)
-            self.error = error
-            if self.lost_since is None:
-                self.lost_since = began
-        else:
-            self.error, self.lost_since = None, None
             self._told(held)
+            self.error, self.lost_since = None, None
             if not self.active:
                 wait_s = min(wait_s, held.remaining_s + _AFTER_S)
+        except StoreError as error:
+            self._failed(error, began)
+        except Exception as error:
+            self._fault(error)
+            told = f"asking for the lease broke off here, which is a fault of Fairlane's: {error!r}"
+            self._failed(StoreError("other", told), began)
         return max(0.0, began + wait_s - self._clock())
+
+    def _failed(self, error: StoreError, began: float) -> None:
+        if self.error is None or self.error.kind != error.kind:
+            log.warning("cluster_lease_unknown", replica=self._replica, kind=error.kind, error=error.message)
+        self.error = error
+        if self.lost_since is None:
+            self.lost_since = began
+
+    def _fault(self, error: Exception) -> None:
+        kind = type(error).__name__
+        if kind not in self._faults:
+            self._faults.add(kind)
+            log.exception("cluster_lease_fault", replica=self._replica)
 
     def _told(self, held: Held) -> None:
         self.holder = held.holder.partition(" ")[0]
@@ -108,8 +122,8 @@ class Standby:
         log.info("cluster_active" if mine else "cluster_standby", replica=self._replica, holder=self.holder)
         try:
             (self._on_active if mine else self._on_standby)()
-        except Exception:  # the lease goes on
-            log.exception("cluster_lease_fault", replica=self._replica)
+        except Exception as error:  # the lease goes on
+            self._fault(error)
 
     async def _run(self) -> None:
         while not self._stopping.is_set():

@@ -24,6 +24,7 @@ __all__ = ["Kind", "Store", "StoreError"]
 LARGEST_DOCUMENT: Final = 256 * 1024  # bytes
 LARGEST_MESSAGE: Final = 256 * 1024
 LARGEST_CONFIGURATION: Final = 4 * 1024**2
+_DIGITS: Final = 15  # of a number that every program holds exactly
 
 
 class Store:
@@ -63,7 +64,8 @@ class Store:
                 )
         asks = orjson.dumps([(ask.key, ask.in_flight, ask.want, ask.limit) for ask in tell.asks])
         cursor = tell.cursor or Cursor("", 0)
-        reply = await self._link.run(
+        bytes_told = len(tell.document) + len(tell.message) + len(asks)
+        answer = await self._link.run(
             scripts.EXCHANGE,
             [self._keys.replicas, self._keys.messages, self._keys.configuration, self._keys.versions],
             tell.replica,
@@ -78,43 +80,31 @@ class Store:
             scripts.VERSION,
             scripts.MOST_MESSAGES,
             scripts.MOST_MESSAGE_BYTES,
+            read=lambda reply: _answer(tell, reply, bytes_told),
         )
-        if reply[1] == b"in_use":
-            return InUse(_text(reply[2]), int(reply[3]) / 1000)
-        if reply[1] == b"late":
+        if answer is None:
             raise StoreError(
                 "other", f"exchange {tell.seq} of replica {tell.replica} comes after a later one of its own"
             )
-        try:
-            return _answer(tell, reply, len(tell.document) + len(tell.message) + len(asks))
-        except (ValueError, TypeError, IndexError, AttributeError) as error:
-            raise StoreError("script", f"the store does not answer as the script does: {error!r}") from error
+        return answer
 
     async def leave(self, replica: str, life: str) -> bool:
         """Give everything back at once. False: the store did not know this life."""
-        return bool(await self._link.run(scripts.LEAVE, [self._keys.replicas], replica, life))
+        return await self._link.run(scripts.LEAVE, [self._keys.replicas], replica, life, read=_any)
 
     async def acquire(self, name: str, holder: str, lease_s: float) -> Held:
         """Take the lease, or renew it. Whose it is now."""
-        reply = await self._link.run(scripts.ACQUIRE, [self._keys.leases], name, holder, math.ceil(lease_s * 1000))
-        return Held(_text(reply[0]), int(reply[1]) / 1000, int(reply[2]))
+        lease_ms = math.ceil(lease_s * 1000)
+        return await self._link.run(scripts.ACQUIRE, [self._keys.leases], name, holder, lease_ms, read=_held)
 
     async def release(self, name: str, holder: str) -> bool:
         """False: it was not the holder's."""
-        return bool(await self._link.run(scripts.RELEASE, [self._keys.leases], name, holder))
+        return await self._link.run(scripts.RELEASE, [self._keys.leases], name, holder, read=_any)
 
     async def config_get(self) -> tuple[int, bytes]:
-        """Number and document of the configuration; 0: there is none."""
-        number, document = await self._link.command("HMGET", self._keys.configuration, "number", "document")
-        if number is None:
-            return 0, b""
-        if not number.isdigit() or document is None:
-            raise StoreError(
-                "other",
-                f"the key {self._keys.configuration} holds what Fairlane has not written: take another "
-                "cluster.name, or delete the key",
-            )
-        return int(number), document
+        """Number and document of the configuration; 0: there is none, or with a document one that another program has
+        written. `config_put` with that number takes its place."""
+        return await self._link.command("HMGET", self._keys.configuration, "number", "document", read=_configuration)
 
     async def config_put(self, expected: int, document: bytes) -> int | None:
         """The new number; None: it is not `expected` any more, and nothing was written. `expected` 0: there is none."""
@@ -122,44 +112,97 @@ class Store:
             raise StoreError(
                 "other", f"the changed settings have {len(document)} bytes, and may have {LARGEST_CONFIGURATION}"
             )
-        done, number = await self._link.run(
-            scripts.CONFIGURE, [self._keys.configuration], expected, secrets.token_hex(8), document
+        return await self._link.run(
+            scripts.CONFIGURE, [self._keys.configuration], expected, secrets.token_hex(8), document, read=_put
         )
-        return int(number) if done else None
 
     async def close(self) -> None:
         await self._link.close()
 
 
-def _answer(tell: Tell, reply: list[Any], bytes_told: int) -> Answer:
+# -- what is answered. Each fails at what is not that, and `Link` says so -------------------------
+
+
+def _answer(tell: Tell, reply: Any, bytes_told: int) -> Answer | InUse | None:
+    """None: this exchange is late."""
+    if reply[1] == b"late":
+        return None
+    if reply[1] == b"in_use":
+        _, _, life, remaining_ms = reply
+        return InUse(_text(life), _whole(remaining_ms) / 1000)
     time_ms, state, granted, epoch, number, missed, configuration, versions, dropped, peers, documents, told = reply
+    if state not in (b"fresh", b"known"):
+        raise ValueError(f"state {state!r}")
+    claims = orjson.loads(granted)
+    if not isinstance(claims, list) or not all(type(each) in (int, float) for each in claims):
+        raise ValueError("claims that are no numbers")
     messages: dict[tuple[bytes, bytes], list[bytes]] = {}
     for at in range(0, len(told), 3):
-        messages.setdefault((told[at], told[at + 1]), []).append(told[at + 2])
+        messages.setdefault((told[at], told[at + 1]), []).append(_bytes(told[at + 2]))
     found = tuple(
         Peer(
             _text(peers[at]),
             _text(peers[at + 1]),
-            int(peers[at + 2]) / 1000,
-            document,
+            _whole(peers[at + 2]) / 1000,
+            _bytes(document),
             tuple(messages.get((peers[at], peers[at + 1]), ())),
         )
         for at, document in zip(range(0, len(peers), 3), documents, strict=True)
     )
     return Answer(
-        time_ms=int(time_ms),
+        time_ms=_whole(time_ms),
         fresh=state == b"fresh",
-        claims=dict(zip((ask.key for ask in tell.asks), orjson.loads(granted), strict=True)),
+        claims=dict(zip((ask.key for ask in tell.asks), claims, strict=True)),
         peers=found,
-        cursor=Cursor(_text(epoch), int(number)),
+        cursor=Cursor(_text(epoch), _whole(number)),
         missed=missed == b"1",
         versions=tuple(_text(each) for each in versions),
-        configuration=int(configuration) if configuration.isdigit() else 0,
+        configuration=_whole(configuration),
         garbage=tuple(_text(each) for each in dropped),
         bytes_told=bytes_told,
         bytes_read=sum(map(len, documents)) + sum(map(len, told[2::3])) + len(granted),
     )
 
 
-def _text(value: bytes) -> str:
-    return value.decode(errors="replace")
+def _held(reply: Any) -> Held:
+    holder, remaining_ms, since_ms = reply
+    return Held(_text(holder), _whole(remaining_ms) / 1000, _whole(since_ms))
+
+
+def _configuration(reply: Any) -> tuple[int, bytes]:
+    number, document = (None if each is None else _bytes(each) for each in reply)
+    try:
+        return _whole(number or b"0"), document or b""
+    except ValueError:  # the script takes it for 0 too
+        return 0, document or b""
+
+
+def _put(reply: Any) -> int | None:
+    done, number = reply
+    if done not in (0, 1):
+        raise ValueError(f"{done!r} is neither done nor not")
+    return _whole(number) if done else None
+
+
+def _any(reply: Any) -> bool:
+    """Whether something was deleted."""
+    if not isinstance(reply, int):
+        raise TypeError(f"{type(reply).__name__} is no number")
+    return reply > 0
+
+
+def _bytes(value: Any) -> bytes:
+    if not isinstance(value, bytes):
+        raise TypeError(f"{type(value).__name__} is no text")
+    return value
+
+
+def _text(value: Any) -> str:
+    return _bytes(value).decode(errors="replace")
+
+
+def _whole(value: Any) -> int:
+    """As the scripts take one."""
+    if len(_bytes(value)) > _DIGITS or not value.isdigit():
+        raise ValueError(f"{value[:_DIGITS]!r} is no whole number")
+    return int(value)

@@ -7,6 +7,7 @@ from reads_case import VIEWER, FakeControl, FakeRevisions, a_config
 from extproc.admin.control import ClusterState, ReplicaState
 from extproc.admin.status import status
 from extproc.pb.admin.v1 import admin_pb2 as pb
+from extproc.replicas import _replica_state
 
 FULL = ClusterState(
     mode="standby",
@@ -21,7 +22,7 @@ FULL = ClusterState(
     exchange_age_s=3.25,
     exchanges=10,
     failures=4,
-    replicas=(ReplicaState("r1", 0.0, "1.0", 7), ReplicaState("r2", 3.5, "1.1", 8, 4, "does not fit")),
+    replicas=(ReplicaState("r1", 0.0, "1.0", 7), ReplicaState("r2", 3.5, "1.1", 8, 4, "does not fit", "shared")),
     in_use=True,
     other_versions=("2",),
 )
@@ -47,8 +48,16 @@ def test_every_field() -> None:
     rows = [(each.replica, each.age.ToMilliseconds(), each.version, each.revision) for each in cluster.replicas]
     assert rows == [("r1", 0, "1.0", 7), ("r2", 3500, "1.1", 8)]
     assert [(each.cluster_revision, each.refused_error) for each in cluster.replicas] == [(0, ""), (4, "does not fit")]
+    assert [each.mode for each in cluster.replicas] == ["", "shared"]
     unset = [field.name for field in cluster.DESCRIPTOR.fields if not _is_set(cluster, field.name)]
     assert unset == ["active"]
+
+
+def test_a_mode_is_taken_as_far_as_it_is_a_short_text() -> None:
+    modes = [
+        _replica_state("r2", 1.0, info).mode for info in ({"mode": "shared"}, {"mode": 7}, {}, {"mode": "x" * 999})
+    ]
+    assert modes == ["shared", "", "", "x" * 63]
 
 
 def test_what_is_not_known_is_not_set() -> None:

@@ -78,11 +78,12 @@ def test_who_comes_when_another_one_leaves_does_not_wait() -> None:
     assert fill([entry("a", 0, 0, 1), entry("a", 1, 1, 2)], 1, 0, 2) == Fill(waiting_max=0, waiting_999=0, used=1.0)
 
 
-def test_an_engine_is_full_again_after_the_last_stretch_in_which_it_was_not() -> None:
-    # of 2 slots: both until 3, one until 5, none until 6, both until 20
+def test_an_engine_is_full_again_at_the_end_of_the_stretch_in_which_it_was_not() -> None:
+    # of 2 slots: both until 3, one until 5, none until 6, both until 20; then none
     entries = [entry("a", 0, 0, 5), entry("a", 0, 0, 3), entry("b", 6, 6, 20), entry("b", 6, 6, 20)]
-    assert full_again(entries, 2, 1, 20, part=0.9, bin_s=1.0) == 5.0  # [5, 6) is the fifth since 1
+    assert full_again(entries, 2, 1, 21, part=0.9, bin_s=1.0) == 5.0  # at 6
     assert full_again(entries, 2, 6, 20, part=0.9, bin_s=1.0) == 0.0
+    assert full_again(entries, 2, 18, 24, part=0.9, bin_s=1.0) == 6.0
 
 
 def test_each_door_leads_to_its_replica_first() -> None:

@@ -99,6 +99,24 @@ def test_what_is_wrong_is_a_warning(service: Service) -> None:
     assert cluster.troubles(a_status().cluster) == []
 
 
+def replicas_of_modes(*modes: str) -> list[pb.ReplicaStatus]:
+    return [pb.ReplicaStatus(replica=f"r{number}", mode=mode) for number, mode in enumerate(modes, 1)]
+
+
+def test_another_mode_is_a_warning(service: Service) -> None:
+    service.answers["GetStatus"] = a_status(replicas=replicas_of_modes("shared", "partition", "", "shared", "new\none"))
+    done = service.run("status")
+    good(done)
+    assert done.stderr.splitlines() == [
+        "Warning: replicas of one cluster need one cluster.mode, and this one's is shared, unlike that of r2 "
+        "(partition), r5 (new one): restart those of the wrong mode, or give them a cluster.name of their own"
+    ]
+
+
+def test_one_mode_or_none_that_is_known_is_no_trouble() -> None:
+    assert cluster.troubles(a_status(replicas=replicas_of_modes("shared", "shared", "")).cluster) == []
+
+
 def a_pool(*endpoints: pb.Endpoint) -> pb.Pool:
     return pb.Pool(name="m", mode=pb.ENFORCE, endpoints=endpoints)
 

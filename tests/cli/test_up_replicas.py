@@ -40,7 +40,7 @@ def test_a_file_says_where_one_listens(tmp_path: Path) -> None:
     assert "--replicas cannot be given with --config: the file says where one Fairlane listens" in result.output
 
 
-async def test_the_first_one_is_where_one_alone_would_be() -> None:
+async def test_the_first_one_is_where_one_alone_would_be(capsys: pytest.CaptureFixture[str]) -> None:
     at = Addresses.free(1)
     async with replicated(StackOptions(addresses=at), Replicas(3, "standby", STORE)) as options:
         first, *others = options.replicas
@@ -54,19 +54,22 @@ async def test_the_first_one_is_where_one_alone_would_be() -> None:
         assert options.wiring.mode == "standby"
         said = _welcome(Stack(StackOptions(**{**vars(options), "directory": Path("/run/f")})))
         assert all(f"http://{each.http}/metrics" in said for each in options.replicas)
+    assert capsys.readouterr().out == "Store       127.0.0.1:6379  (yours)\n"
 
 
-async def test_partition_needs_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_partition_needs_no_store(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(shutil, "which", lambda _name: None)
     async with replicated(StackOptions(), Replicas(2, "partition")) as options:
         assert options.config["cluster"]["store"] is None
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.skipif(shutil.which("redis-server") is None, reason="no redis-server here (apt install redis-server)")
-async def test_a_store_is_started_and_ended() -> None:
+async def test_a_store_is_started_and_ended(capsys: pytest.CaptureFixture[str]) -> None:
     async with replicated(StackOptions(), Replicas(2, "shared")) as options:
         (address,) = options.config["cluster"]["store"]["addresses"]
         at = HostPort.parse(address)
+        assert capsys.readouterr().out == f"Store       {address}  (started here)\n"
         with pytest.raises(PortInUseError):
             check_free([Use(at, "the store", "--store")])
     check_free([Use(at, "the store", "--store")])

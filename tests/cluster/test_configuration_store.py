@@ -22,6 +22,7 @@ from extproc.cluster.exchange import Exchange
 from extproc.cluster.news import News
 from extproc.cluster.store import Store
 from extproc.config.administration import Administration
+from extproc.config.faults import ConfigError
 from extproc.config.load import FileData
 from extproc.config.model import Config
 from extproc.config.shared import SharedRevision
@@ -185,3 +186,18 @@ async def test_who_starts_later_has_it_before_it_serves(three: list[Replica], se
         late.revisions.attach(Control())  # type: ignore[arg-type]
         await late.revisions.join(late.shared)
         assert late.weight == 3
+
+
+async def test_a_number_that_is_none_is_told_and_the_next_change_takes_its_place(
+    three: list[Replica], server: RedisServer
+) -> None:
+    await all_know_all(three)
+    server.ask("HSET", KEY, "number", "x", "document", "y")
+    with pytest.raises(ConfigError, match=r"a number that is none.*the next change takes its place"):
+        await three[0].shared.read()
+    await eventually("all are told", lambda: all(each.exchange.state.bad > 0 for each in three))
+    result = await three[0].set(3)
+    assert "cluster.store" not in [each.path for each in result.warnings]
+    assert server.ask("HGET", KEY, "number") == b"1"
+    assert SharedRevision.from_bytes(server.ask("HGET", KEY, "document")).replica == "a"
+    await eventually("all have it", lambda: [each.weight for each in three] == [3, 3, 3])

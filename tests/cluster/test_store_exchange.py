@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -314,6 +315,24 @@ async def test_no_fault_of_the_member_ends_the_loop(logs: Any) -> None:
         await eventually("it goes on well", lambda: len(member.news) > heard + 2)
         assert exchange.state.ok
     assert {entry["event"] for entry in logs if entry["log_level"] == "error"} == {"cluster_exchange_fault"}
+
+
+def _has_failed(exchange: Exchange, times: int) -> bool:
+    return exchange.state.failures >= times
+
+
+async def test_a_fault_in_each_exchange_is_said_once_for_each_place_and_kind(logs: Any) -> None:
+    fake, member = FakeStore(), Replica()
+    async with _running(_exchange(fake, member)) as exchange:
+        member.fault = RuntimeError("a fault")
+        for fault in (member.fault, KeyError("another one")):
+            member.fault = fault
+            enough = exchange.state.failures + 4
+            await eventually("some fail", partial(_has_failed, exchange, enough))
+    said = [(entry["where"], entry["kind"]) for entry in logs if entry["event"] == "cluster_exchange_fault"]
+    assert sorted(said) == [
+        (where, kind) for where in ("busy", "exchange", "lost") for kind in ("KeyError", "RuntimeError")
+    ]
 
 
 async def test_an_exchange_that_breaks_off_is_a_failure_and_the_next_is_as_usual() -> None:

@@ -341,18 +341,100 @@ async def test_the_configuration_is_written_by_who_has_read_the_last_one(server:
         assert (await Voice(link, "one").exchange()).configuration == 2
 
 
-@pytest.mark.parametrize("fields", [("number", "x", "document", "y"), ("number", "3")])
-async def test_a_configuration_that_somebody_else_wrote_is_told(server: RedisServer, fields: tuple[str, ...]) -> None:
-    server.ask("HSET", KEYS.configuration, *fields)
+@pytest.mark.parametrize("number", ["x", "", "-1", "1.5", "1e3", "9" * 400, "0x10"])
+async def test_a_configuration_whose_number_is_none_is_told_and_written_over(server: RedisServer, number: str) -> None:
+    server.ask("HSET", KEYS.configuration, "number", number, "document", "y")
     async with store(server.settings()) as link:
-        with pytest.raises(StoreError, match=r"\{fairlane:test\}:1:configuration holds what Fairlane has not written"):
-            await link.config_get()
-        if "x" in fields:
-            with pytest.raises(
-                StoreError, match=r"1:configuration holds what Fairlane has not written.*delete the key"
-            ):
-                await link.config_put(3, b"")
-            assert (await Voice(link, "one").exchange()).configuration == 0
+        voice = Voice(link, "one")
+        assert await link.config_get() == (0, b"y")
+        answer = await voice.exchange()
+        assert (answer.configuration, answer.garbage) == (0, ("configuration:number",))
+        assert await link.config_put(3, b"mine") is None
+        assert await link.config_put(0, b"mine") == 1
+        assert await link.config_get() == (1, b"mine")
+        answer = await voice.exchange()
+        assert (answer.configuration, answer.garbage) == (1, ())
+
+
+async def test_a_configuration_without_a_document_can_be_written_over(server: RedisServer) -> None:
+    server.ask("HSET", KEYS.configuration, "number", "3")
+    async with store(server.settings()) as link:
+        assert await link.config_get() == (3, b"")
+        assert await link.config_put(3, b"mine") == 4
+
+
+# -- numbers that nobody of ours writes -----------------------------------------------------------
+
+MOST_MS = scripts.LONGEST_LEASE_MS
+HUGE = ("60001", "9" * 15, "9" * 16, "9" * 400)
+
+
+def _now_ms(server: RedisServer) -> int:
+    return 1000 * int(server.ask("TIME")[0])
+
+
+def _expire_soon_enough(server: RedisServer) -> bool:
+    return all(0 < server.ask("PTTL", key) <= 4 * MOST_MS for key in server.ask("KEYS", "*"))
+
+
+@pytest.mark.parametrize("lease", HUGE)
+async def test_a_record_with_a_lease_that_none_of_ours_has_is_dropped(server: RedisServer, lease: str) -> None:
+    server.ask("HSET", KEYS.replicas, "odd", f'life 1 1 {_now_ms(server)} {lease}\n{{"e":16}}')
+    async with store(server.settings()) as link:
+        answer = await Voice(link, "one").exchange(at(want=16))
+        assert (answer.garbage, answer.peers, answer.claims) == (("odd",), (), {"e": 16})
+        assert server.ask("HGET", KEYS.replicas, "odd") is None and _expire_soon_enough(server)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+async def test_an_own_record_with_a_number_that_is_too_large_is_dropped(server: RedisServer, place: int) -> None:
+    async with store(server.settings()) as link:
+        voice = Voice(link, "one")
+        await voice.exchange()
+        numbers = ["1", "1", str(_now_ms(server))]
+        numbers[place] = "9" * 400
+        server.ask("HSET", KEYS.replicas, "one", f"{voice.life} {' '.join(numbers)} 60000\n{{}}")
+        assert (await voice.exchange(at(want=3))).garbage == ("one",)
+        answer = await voice.exchange(at(want=3))
+        assert (answer.garbage, answer.fresh, answer.claims) == ((), False, {"e": 3})
+
+
+async def test_the_longest_lease_of_the_configuration_is_one(server: RedisServer) -> None:
+    server.ask("HSET", KEYS.replicas, "other", f'life 1 1 {_now_ms(server)} {MOST_MS}\n{{"e":6}}')
+    async with store(server.settings()) as link:
+        answer = await Voice(link, "one").exchange(at(want=16), lease_s=MOST_MS / 1000)
+        assert [peer.replica for peer in answer.peers] == ["other"] and answer.claims == {"e": 10}
+
+
+@pytest.mark.parametrize("value", [f"{{now}} {lease}" for lease in HUGE] + ["9" * 15 + " 3000", "9" * 400 + " 3000"])
+async def test_a_version_that_would_never_end_is_dropped(server: RedisServer, value: str) -> None:
+    server.ask("HSET", KEYS.versions, "2", value.format(now=_now_ms(server)))
+    async with store(server.settings()) as link:
+        assert (await Voice(link, "one").exchange()).versions == ()
+        assert server.ask("HKEYS", KEYS.versions) == [b"1"] and _expire_soon_enough(server)
+
+
+@pytest.mark.parametrize("value", ["x 9", f"e {'9' * 400} 1", f"e 1 {'9' * 400}"])
+async def test_messages_of_which_too_much_is_said_begin_anew(server: RedisServer, value: str) -> None:
+    async with store(server.settings()) as link:
+        one, two = Voice(link, "one"), Voice(link, "two")
+        await one.exchange(message=b"[1]")
+        server.ask("HSET", KEYS.replicas, ":messages", value)
+        await two.exchange()
+        await one.exchange(message=b"[2]")
+        assert [peer.messages for peer in (await two.exchange()).peers] == [(b"[2]",)]
+
+
+@pytest.mark.parametrize(
+    "value", [f"{{now}} {lease} 5 somebody x" for lease in HUGE] + ["{now} 3000 " + "9" * 400 + " somebody x"]
+)
+async def test_a_lease_that_none_of_ours_has_is_free(server: RedisServer, value: str) -> None:
+    now = _now_ms(server)
+    server.ask("HSET", KEYS.leases, "active", value.format(now=now))
+    async with store(server.settings()) as link:
+        held = await link.acquire("active", "one x", 3.0)
+        assert held.holder == "one x" and now <= held.since_ms < now + 3_600_000
+        assert 0 < server.ask("PTTL", KEYS.leases) <= MOST_MS
 
 
 async def test_one_round_trip_and_one_command_for_each_exchange(server: RedisServer) -> None:

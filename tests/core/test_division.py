@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.core.sharing.division import Claimant, ClassRule, Division, Replica, divide, fill, share_out, whole
@@ -125,6 +125,7 @@ def groups(draw: st.DrawFn) -> tuple[list[float], list[Replica]]:
     return limits, found
 
 
+@settings(deadline=None)
 @given(groups(), st.floats(0.0, 0.5))
 def test_together_they_get_what_there_is_and_no_more(group: tuple[list[float], list[Replica]], share: float) -> None:
     """At each endpoint: the limit, or what is held there for those that wait for nothing where that is more."""
@@ -143,6 +144,7 @@ def test_together_they_get_what_there_is_and_no_more(group: tuple[list[float], l
             assert total == pytest.approx(max(limit, held), abs=1e-6)
 
 
+@settings(deadline=None)
 @given(groups())
 def test_a_higher_class_is_unmet_only_where_the_lower_one_has_nothing(
     group: tuple[list[float], list[Replica]],
@@ -159,6 +161,7 @@ def test_a_higher_class_is_unmet_only_where_the_lower_one_has_nothing(
     assert sum(amounts.values()) + left == pytest.approx(sum(limits))
 
 
+@settings(deadline=None)
 @given(st.floats(0.0, 500.0), st.lists(st.tuples(st.floats(1e-6, 1.0), st.integers(0, 100)), max_size=8))
 def test_filling_is_max_min_fair(amount: float, each: list[tuple[float, int]]) -> None:
     """Nobody beyond its most; all of it is given as far as it can be; who has less than its most has as much, by
@@ -173,6 +176,7 @@ def test_filling_is_max_min_fair(amount: float, each: list[tuple[float, int]]) -
             assert level >= max(levels) - 1e-3 * max(1.0, max(levels))
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0.0, 20.0), min_size=1, max_size=60))
 def test_whole_slots_are_the_parts_in_the_mean(wanted: list[float]) -> None:
     carry, total = 0.0, 0

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_case import a_fixed_pool
 
@@ -107,6 +107,7 @@ costs = st.sampled_from([0.0, 1.0, 3.0, 250.0])
 weights = st.dictionaries(st.sampled_from(["x", "x/a", "y", "z", "z/q", "w"]), st.sampled_from([0.5, 1.0, 4.0]))
 
 
+@settings(deadline=None)
 @given(weights, st.lists(st.tuples(names, costs, costs), max_size=40))
 def test_sums_that_are_kept_are_those_of_the_whole_tree(
     weighted: dict[str, float], changes: list[tuple[str, float, float]]
@@ -147,6 +148,7 @@ def test_who_ceases_to_wait_leaves_nothing_behind() -> None:
     assert lags.behind == {}
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(

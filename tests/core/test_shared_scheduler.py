@@ -41,7 +41,6 @@ from extproc.core.model import INSIDE, Gates, Pick, PickPolicy, PoolPolicy, Tena
 from extproc.core.player import Player
 from extproc.core.recording import Clock, Header, Names, Record, event_from_plain, event_to_plain
 from extproc.core.scheduler import Scheduler
-from extproc.core.sharing.report import report
 from extproc.core.view import view
 
 
@@ -291,42 +290,6 @@ def test_the_explanation_tells_whose_the_slots_are() -> None:
     assert "holds 1 of ours, 3 of other replicas and 0 others, limit 9.0" in told.sentence
     assert "(share: 1 of 1, this replica's part is used up; other replicas hold 3)" in told.sentence
     assert "the store has not answered for 7.0 s" in told.sentence
-
-
-def test_the_report_is_of_what_could_go() -> None:
-    policy = shared(
-        *two_classes(),
-        slots=4,
-        separator="/",
-        tenants={"x": TenantPolicy(max_in_flight=3), "x/a": TenantPolicy(max_in_flight=1)},
-    )
-    case = Case(policy)
-    case.apply(word(0.0, 1))
-    for i in range(3):
-        case.arrive(f"a{i}", "x/a")
-        case.arrive(f"b{i}", "x/b", n=2)
-        case.arrive(f"c{i}", "y")
-    high, low = report(case.scheduler, case.now).classes
-    # x/a by its cap 1, and 3 of x/b: those of x have no more than 3 together; 3 of y. Each of b asks for one slot more.
-    assert high.demand == 3 + 3 + 3
-    assert (low.demand, low.backlog) == (0, 0.0)
-    assert high.backlog == pytest.approx(case.scheduler.by_name["interactive"].queue.queued_cost)
-    case.apply(word(1.0, 1))
-    case.end(next(r.id for r in case.scheduler.requests.values() if r.endpoint is not None))
-    (endpoint,) = report(case.scheduler, case.now).endpoints
-    assert (endpoint.endpoint, endpoint.in_flight, endpoint.freed, endpoint.limit) == (E1, 1, 1, 4.0)
-    case.reconfigure(replace(policy, traffic=Traffic.PAUSED))
-    assert [c.demand for c in report(case.scheduler, case.now).classes] == [0, 0]
-
-
-def test_a_class_at_its_cap_demands_nothing() -> None:
-    case = Case(shared(a_class(max_in_flight=2)))
-    case.apply(word(1.0))
-    for i in range(3):
-        case.arrive(f"r{i}")
-    assert [c.demand for c in report(case.scheduler, case.now).classes] == [1]
-    case.apply(held_by({("interactive", "x"): 1}, claim=1.0))
-    assert [c.demand for c in report(case.scheduler, case.now).classes] == [0]
 
 
 # -- bad input --------------------------------------------------------------------------------------

@@ -99,6 +99,12 @@ ELSEWHERE = {
     ".venv/bin/fairlane bench wire --only instructions --json instructions.json": Elsewhere(
         "tests/cli/test_bench_instructions.py", ("bench", "wire", "--only", "instructions", "--json")
     ),
+    ".venv/bin/fairlane bench cluster --json cluster.json": Elsewhere(
+        "tests/cli/test_bench_cluster_real.py", ("cluster", "--json")
+    ),
+    ".venv/bin/fairlane bench cluster --virtual --json cluster.json": Elsewhere(
+        "tests/docs/test_commands.py::test_the_long_ones_shortened", ("bench cluster", "--virtual", "--json")
+    ),
     ".venv/bin/fairlane bench affinity --json affinity.json": Elsewhere(
         "tests/docs/test_commands.py::test_the_long_ones_shortened", ("bench affinity", "--json")
     ),
@@ -147,4 +153,5 @@ NOT_HERE = {
 # Single commands -> why.
 NOT_HERE_ALONE = {
     "make test-vllm": "installs 3 GB; it is what tests/vllm is for",
+    ".venv/bin/python tests/sim/replica_pages.py": "five minutes of a core",
 }

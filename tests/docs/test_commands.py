@@ -261,6 +261,7 @@ def test_what_grpcurl_would_send(llama: Operators) -> None:
         "fairlane demo --json figures.json",
         "fairlane bench core --quick --json figures.json",
         "fairlane bench affinity --seeds 1 --seconds 30 --json figures.json",
+        "fairlane bench cluster --virtual --quick --json figures.json",
     ],
 )
 def test_the_long_ones_shortened(line: str, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.core.sharing.words import EndpointReport, FlowReport, Heard, PoolReport
@@ -66,6 +66,7 @@ def test_flows_are_handed_on_once_and_in_order_and_what_is_gone_is_said() -> Non
     assert usages == [10.0 + number for number in range(36, 100)]
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 20), st.integers(0, 40)), max_size=40))
 def test_claims_are_never_more_than_the_limit_but_for_what_is_inside(steps: list[tuple[str, int, int]]) -> None:
     """Each replica's own may only grow to what it was granted."""

@@ -39,6 +39,15 @@ def troubles(cluster: admin_pb2.ClusterStatus) -> list[str]:
         )
     if cluster.store_used and cluster.store_lost:
         found.append(f"the store of the cluster does not answer: {'; '.join(cluster.store_error.splitlines())}")
+    own = cells.word(cluster, "mode")
+    others = [
+        f"{each.replica} ({' '.join(each.mode.split())})" for each in cluster.replicas if each.mode not in ("", own)
+    ]
+    if others:
+        found.append(
+            f"replicas of one cluster need one cluster.mode, and this one's is {own}, unlike that of "
+            f"{', '.join(others)}: restart those of the wrong mode, or give them a cluster.name of their own"
+        )
     if cluster.other_versions:
         versions = ", ".join(cluster.other_versions)
         found.append(f"there are replicas that do not see this one: their version in the store is {versions}")

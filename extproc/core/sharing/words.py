@@ -16,7 +16,7 @@ class FlowReport:
     cls: str
     tenant: str
     usage: float  # cost that it was charged, ever; cost units, only grows
-    backlog: float  # estimated cost of what it has waiting
+    backlog: float  # estimated cost of what it has waiting; 0 where a cap or a rate holds it
     inside: int  # slots that it holds
 
 

@@ -259,8 +259,8 @@ class Window:
         if not self._usable(stance) or self.left_until > now:
             return False
         limit, inside, slots = self._limit_in(q, stance), self._inside(stance), request.slots
-        if self.shares and (now > self.claim_until or self.in_flight + slots > self.claim + most):
-            return False
+        if self.shares and (now > self.claim_until or self.claim < max(1, self.in_flight + slots - most)):
+            return False  # without a slot of its own it would always have one in this way, whatever its part is
         room = inside + slots <= limit + most
         if not room and inside > limit + most:
             room = self.guests == 0 or self.guests + slots <= most

@@ -228,20 +228,22 @@ class ClusterStatus(_message.Message):
     def __init__(self, mode: _Optional[_Union[ClusterMode, str]] = ..., name: _Optional[str] = ..., replica: _Optional[str] = ..., active: _Optional[bool] = ..., active_replica: _Optional[str] = ..., store_used: _Optional[bool] = ..., store_lost: _Optional[bool] = ..., store_lost_for: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., store_error: _Optional[str] = ..., exchange_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., exchange_count: _Optional[int] = ..., failure_count: _Optional[int] = ..., replicas: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., expected_count: _Optional[int] = ..., replica_in_use: _Optional[bool] = ..., other_versions: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReplicaStatus(_message.Message):
-    __slots__ = ("replica", "age", "version", "revision", "cluster_revision", "refused_error")
+    __slots__ = ("replica", "age", "version", "revision", "cluster_revision", "refused_error", "mode")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     AGE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_REVISION_FIELD_NUMBER: _ClassVar[int]
     REFUSED_ERROR_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
     replica: str
     age: _duration_pb2.Duration
     version: str
     revision: int
     cluster_revision: int
     refused_error: str
-    def __init__(self, replica: _Optional[str] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., version: _Optional[str] = ..., revision: _Optional[int] = ..., cluster_revision: _Optional[int] = ..., refused_error: _Optional[str] = ...) -> None: ...
+    mode: str
+    def __init__(self, replica: _Optional[str] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., version: _Optional[str] = ..., revision: _Optional[int] = ..., cluster_revision: _Optional[int] = ..., refused_error: _Optional[str] = ..., mode: _Optional[str] = ...) -> None: ...
 
 class FileStatus(_message.Message):
     __slots__ = ("path", "sha256", "load_time", "good", "error")
