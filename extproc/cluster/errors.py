@@ -21,7 +21,7 @@ Kind = Literal[
 
 class StoreError(Exception):
     """The store has not done what it was asked. The message names the cause and the cure. Whether something was written
-    is not known with `unreachable` and `timeout`; with every other kind nothing was."""
+    is not known with `unreachable`, `timeout` and `other`; with every other kind nothing was."""
 
     def __init__(self, kind: Kind, message: str) -> None:
         super().__init__(message)

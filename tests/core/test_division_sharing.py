@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_case import a_fixed_pool, a_sample
+from scheduler_case import a_fixed_pool, a_sample, two_classes
 
 from extproc.core.events import (
     Arrive,
@@ -44,7 +44,7 @@ class Member:
     """A replica with one endpoint of `slots`, and a store that grants what is asked for unless told otherwise."""
 
     def __init__(self, slots: int = 20, expected: int = 2, **pool: object) -> None:
-        self.scheduler = Scheduler(replace(a_fixed_pool(slots=slots, **pool), shared=True))
+        self.scheduler = Scheduler(replace(a_fixed_pool(*two_classes(), slots=slots, **pool), shared=True))
         self.sharing = Sharing("m", expected, 0.1, LEASE_S)
         self.now = 100.0
         self.released: list[str] = []
@@ -199,6 +199,36 @@ def test_what_waits_elsewhere_in_a_higher_class_closes_the_lower_one() -> None:
     assert member.meet(few)[1].closed_above is None
 
 
+def test_the_highest_class_that_waits_elsewhere_closes_all_below_it() -> None:
+    member = Member(slots=20)
+    classes = [a_class(100, active=10, weight=1.0), a_class(100, active=10, weight=1.0, name="batch", rank=2)]
+    member.meet(other(inside=20, classes=classes))
+    member.arrive(count=5)
+    member.meet(other(inside=20, classes=classes))
+    assert member.meet(other(inside=20, classes=classes))[1].closed_above == 0
+
+
+def test_what_waits_at_one_that_is_silent_takes_nothing_and_closes_nothing() -> None:
+    """It may be dead. What it has inside still counts, until the store knows it no more."""
+    member = Member(slots=20)
+    member.arrive(count=50, cls="batch")
+    speaks = other(inside=10, classes=[a_class(100, active=10, weight=1.0)])
+    member.meet(speaks)
+    report, synced = member.meet(speaks)
+    assert ([e.want for e in report.endpoints], synced.closed_above) == ([0.0], 0)
+    silent = replace(speaks, age_s=0.6)
+    member.meet(silent)
+    report, synced = member.meet(silent)
+    assert ([e.want for e in report.endpoints], synced.closed_above) == ([10.0], None)
+
+
+def test_a_claim_is_never_more_than_what_the_others_leave() -> None:
+    """Whatever was wanted and granted before they told."""
+    member = Member(slots=20)
+    member.arrive(count=50)
+    assert claim(member.meet(other(inside=15), granted=20.0)[1]) == 5.0
+
+
 # -- without a store -------------------------------------------------------------------------------
 
 
@@ -222,6 +252,16 @@ def test_a_small_one_grows_to_it_a_lease_later() -> None:
     member = held(20, 4)
     assert claim(member.lose(later=LEASE_S)) == 4.0
     assert [claim(member.lose(later=SHRINK_S / 4)) for _ in range(6)] == [4.0, 5.0, 7.0, 8.0, 10.0, 10.0]
+
+
+def test_the_even_part_is_of_as_many_as_were_seen_of_late() -> None:
+    """Two are expected, and there were four: 5 of 20 for each."""
+    member = Member(slots=20, expected=2)
+    member.meet(*(other(name) for name in "bcd"))
+    member.arrive(count=100)
+    for _ in range(2):
+        member.meet(other())
+    assert [claim(member.lose(later=SHRINK_S / 2)) for _ in range(4)][-1] == 5.0
 
 
 def test_it_is_one_slot_at_least() -> None:
