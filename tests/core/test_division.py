@@ -50,6 +50,15 @@ def test_none_gets_more_than_it_can_use_and_the_others_get_that() -> None:
     assert parts([20.0], [few, many]) == [[pytest.approx(2.0)], [pytest.approx(18.0)]]
 
 
+def test_a_class_without_a_standing_queue_leaves_that_of_the_others_free() -> None:
+    """20 slots, 3 of them of the standing queue of interactive ones: batch may fill 17, and steady ones count."""
+    rules = (ClassRule("interactive", 0.0, 20.0), ClassRule("batch", 0.0, 17.0))
+    quiet, batch = a_replica(4), a_replica(0, batch=(0, 100, 1.0))
+    assert parts([20.0], [quiet, batch], rules) == [[pytest.approx(5.5)], [pytest.approx(13.0 + 1.5)]]
+    both = a_replica(0, interactive=(0, 19, 1.0))
+    assert parts([20.0], [both, batch], rules) == [[pytest.approx(19.5)], [pytest.approx(0.5)]]
+
+
 def test_steady_slots_are_not_up_for_division() -> None:
     """8 slots of tenants that wait for nothing; the other 12 are free for the one that waits."""
     steady, waits = a_replica(8), a_replica(0, interactive=(0, 100, 1.0))

@@ -248,6 +248,19 @@ def test_without_the_store_a_large_claim_shrinks_to_an_even_part() -> None:
     assert [claim(member.lose(later=SHRINK_S / 4)) for _ in range(6)] == [16.0, 14.0, 13.0, 11.0, 10.0, 10.0]
 
 
+def test_no_more_is_kept_than_was_asked_for_when_no_answer_came() -> None:
+    """The store may have written it down, and given the rest away."""
+    member = Member()
+    member.meet(other())
+    member.arrive(count=16)
+    member.meet(other())
+    member.meet(other(), granted=16.0)
+    assert len(member.released) == 16
+    for name in member.released:
+        member.over(name)
+    assert claim(member.lose()) == 1.0  # it is idle, and has asked for nothing
+
+
 def test_a_small_one_grows_to_it_a_lease_later() -> None:
     member = held(20, 4)
     assert claim(member.lose(later=LEASE_S)) == 4.0

@@ -99,7 +99,7 @@ def first_tokens(run: Run, cls: str) -> float:
 def test_batch_elsewhere_gives_way_to_interactive() -> None:
     scene = ranked(0.7, seconds=SECONDS)
     shared, one = scene.shared(), scene.single()
-    assert first_tokens(shared.run, "interactive") <= first_tokens(one, "interactive") + 0.3
+    assert first_tokens(shared.run, "interactive") <= first_tokens(one, "interactive") + 0.05
     assert figures(scene, shared).units_per_s >= 0.98 * figures(scene, one).units_per_s
 
 
@@ -170,11 +170,12 @@ def test_one_that_was_frozen_uses_no_stale_share(scene: Scene) -> None:
     assert thawed.inside_over_limit <= 2
 
 
-@pytest.mark.parametrize("clocks", [(0.0,), (0.0, -7_200.0), (1.6e9, 0.0)])
-def test_clocks_that_differ_change_nothing(clocks: tuple[float, ...], scene: Scene) -> None:
-    found = figures(scene, scene.shared(clocks=clocks))
-    assert found.ratio == pytest.approx(4.0, rel=0.05)
-    assert found.waiting[1] <= Q + 2
+def test_clocks_that_differ_change_nothing(scene: Scene) -> None:
+    """Two hours; and the epoch beside a machine's own start."""
+    same, *others = (figures(scene, scene.shared(clocks=c)) for c in ((0.0,), (0.0, -7_200.0), (1.6e9, 0.0)))
+    for found in others:
+        assert found.ratio == pytest.approx(same.ratio, rel=0.01)
+        assert found.waiting == pytest.approx(same.waiting, abs=0.1)
 
 
 def test_invariants_hold_after_every_event() -> None:

@@ -12,8 +12,9 @@ Definitions, for one pool; a slot is one of an engine, those of its standing que
 
 Rules
     1. Each class with a `min_share` that waits may have that part of the room; then class by class in the order of
-       ranks, each as much of what is left as it can use, over all replicas. So a higher class that waits anywhere
-       takes from a lower one everywhere, as far as it needs.
+       ranks, each as much of what is left as it can use, over all replicas, up to its own limit: one without a
+       standing queue leaves that of the others free. So a higher class that waits anywhere takes from a lower one
+       everywhere, as far as it needs.
     2. Within a class each replica keeps what is active. What is free goes by weight to those with demand; what one
        cannot use goes to the others, by weight. Where there is less than is active, all give up the same part of it.
        Then each asks for so many slots more, or less, as it is behind or ahead, see `lag`.
@@ -56,6 +57,7 @@ class ClassRule(NamedTuple):
 
     name: str
     min_share: float
+    limit: float = math.inf  # slots, of all endpoints, that it may fill up to: with its own standing queue, or without
 
 
 class Division(NamedTuple):
@@ -77,7 +79,7 @@ def divide(
         for e, limit in enumerate(limits)
     ]
     room = sum(rooms)
-    amounts, left = share_out(room, replicas, classes)
+    amounts, left = share_out(room, replicas, classes, sum(limits) - room)
     got = 0.0
     unmet = set()
     for cls in classes:
@@ -103,13 +105,19 @@ def divide(
     return Division(parts, frozenset(unmet))
 
 
-def share_out(room: float, replicas: Sequence[Replica], classes: Sequence[ClassRule]) -> tuple[dict[str, float], float]:
-    """(slots of each class over all replicas, slots that nobody can use)."""
+def share_out(
+    room: float, replicas: Sequence[Replica], classes: Sequence[ClassRule], steady: float = 0.0
+) -> tuple[dict[str, float], float]:
+    """(slots of each class over all replicas, slots that nobody can use). `steady`: slots that are not up for
+    division."""
     most = {c.name: sum(map(_most, (r.classes.get(c.name, _NOBODY) for r in replicas))) for c in classes}
     amounts = dict.fromkeys(most, 0.0)
     left = room
-    for cls, at_most in [*((c, c.min_share * room) for c in classes), *((c, math.inf) for c in classes)]:
-        more = min(at_most, most[cls.name] - amounts[cls.name], left)
+    for cls in classes:
+        amounts[cls.name] = min(cls.min_share * room, most[cls.name], left)
+        left -= amounts[cls.name]
+    for cls in classes:
+        more = min(most[cls.name] - amounts[cls.name], left, max(0.0, cls.limit - steady - (room - left)))
         amounts[cls.name] += more
         left -= more
     return amounts, left

@@ -68,6 +68,7 @@ class Sharing:
         self._since: dict[str, Charged] = {}  # class -> what was charged here since the last `heard`
         self._carry: dict[str, float] = {}  # endpoint -> part of a slot
         self._want: dict[str, int] = {}
+        self._asked: dict[str, float] = {}  # endpoint -> slots, that the store may have granted since the last answer
         self._limits: dict[str, float] = {}  # those that the last division went by
         self._claims: dict[str, float] = {}  # of the last `Synced`
         self._last: dict[str, float] = {}  # those before the store was lost
@@ -146,7 +147,8 @@ class Sharing:
             EndpointReport(w.endpoint, w.in_flight, w.freed, w.common_limit(scheduler.q_max, now), 0.0)
             for w in scheduler.windows.values()
         ]
-        limits = [self._common(state) for state in states]
+        least = self._least_limits()
+        limits = [min(state.limit, least.get(state.endpoint, math.inf)) for state in states]
         self._limits = {state.endpoint: limit for state, limit in zip(states, limits, strict=True)}
         own = [state.in_flight for state in states]
         busy = scheduler.queued > 0 or any(own)
@@ -156,7 +158,10 @@ class Sharing:
             inside = [there.get(state.endpoint, 0) for state in states]
             waits = any(c.demand for c in other.report.classes)
             replicas.append(_replica(inside, other.report.classes, waits or any(inside)))
-        rules = [ClassRule(c.policy.name, c.policy.min_share) for c in scheduler.classes]
+        rules = [
+            ClassRule(c.policy.name, c.policy.min_share, self._filled(scheduler, c.q, limits, now))
+            for c in scheduler.classes
+        ]
         behind = {c.name: self._behind(scheduler, c.name) for c in classes if c.demand}
         division = divide(limits, replicas, rules, behind)
         told = (c for other in self._others.values() for c in other.report.classes)
@@ -166,9 +171,17 @@ class Sharing:
             even = self._even_part()
             parts = [min(p, max(o, limit * even)) for p, o, limit in zip(parts, own, limits, strict=True)]
         self._want = {state.endpoint: self._whole(state.endpoint, p) for state, p in zip(states, parts, strict=True)}
+        self._asked = {e.endpoint: float(max(e.in_flight, self._want[e.endpoint])) for e in states}
         for name in self._carry.keys() - self._want.keys():
             del self._carry[name]
         return tuple(replace(state, want=float(self._want[state.endpoint])) for state in states)
+
+    def _filled(self, scheduler: Scheduler, q: float, limits: list[float], now: float) -> float:
+        """Slots of all endpoints up to which a class with standing queue `q` may fill them."""
+        if q == scheduler.q_max:
+            return sum(limits)
+        windows = scheduler.windows.values()
+        return sum(min(limit, w.common_limit(q, now)) for limit, w in zip(limits, windows, strict=True))
 
     def _whole(self, endpoint: str, part: float) -> int:
         carry = self._carry.get(endpoint)
@@ -177,15 +190,15 @@ class Sharing:
         want, self._carry[endpoint] = whole(part, carry)
         return want
 
-    def _common(self, state: EndpointReport) -> float:
-        """The least limit of those that have something there: one that sees less room than the others would wait for
+    def _least_limits(self) -> dict[str, float]:
+        """By endpoint, of others with something there: one that sees less room than the others would wait for
         them to make some, and in vain."""
-        limits = [state.limit]
+        least: dict[str, float] = {}
         for other in self._others.values():
-            limits += [
-                e.limit for e in other.report.endpoints if e.endpoint == state.endpoint and e.in_flight and e.limit
-            ]
-        return min(limits)
+            for e in other.report.endpoints:
+                if e.in_flight and e.limit:
+                    least[e.endpoint] = min(e.limit, least.get(e.endpoint, math.inf))
+        return least
 
     def _even_part(self) -> float:
         return 1.0 / max(self._expected, max((count for _, count in self._seen), default=1))
@@ -231,9 +244,10 @@ class Sharing:
                 charged.setdefault(key, 0.0)
         flows = tuple(self._flow(key, cost) for key, cost in charged.items())
         self._learn(scheduler, waits, sum(freed.values()), now)
+        inside = self._inside()
         endpoints = tuple(
-            EndpointShare(w.endpoint, self._claim(heard, w.endpoint), self._inside(w.endpoint), freed[w.endpoint])
-            for w in scheduler.windows.values()
+            EndpointShare(name, self._claim(heard, name, inside[name]), inside[name], freed[name])
+            for name in scheduler.windows
         )
         self._claims = {e.endpoint: e.claim for e in endpoints}
         return Synced(
@@ -252,12 +266,17 @@ class Sharing:
             return other.report
         return replace(other.report, classes=tuple(replace(c, demand=0) for c in other.report.classes))
 
-    def _claim(self, heard: Heard, endpoint: str) -> float:
-        left = self._limits.get(endpoint, 0.0) - self._inside(endpoint)
+    def _claim(self, heard: Heard, endpoint: str, others: int) -> float:
+        left = self._limits.get(endpoint, 0.0) - others
         return max(0.0, min(heard.claims.get(endpoint, 0.0), float(self._want.get(endpoint, 0)), left))
 
-    def _inside(self, endpoint: str) -> int:
-        return sum(e.in_flight for o in self._others.values() for e in o.report.endpoints if e.endpoint == endpoint)
+    def _inside(self) -> Counter[str]:
+        """Slots that the others hold, by endpoint."""
+        inside: Counter[str] = Counter()
+        for other in self._others.values():
+            for e in other.report.endpoints:
+                inside[e.endpoint] += e.in_flight
+        return inside
 
     def _flow(self, key: Key, cost: float) -> FlowShare:
         cls, tenant = key
@@ -322,7 +341,8 @@ class Sharing:
         if self._lost_since is None:
             self._lost_since = now
             self._frozen = now - self._sent_at > self._lease_s
-            self._last = dict(self._claims)
+            # What was asked for last may have been written down, though no word of it came back.
+            self._last = {name: min(claim, self._asked.get(name, 0.0)) for name, claim in self._claims.items()}
         gone = now - self._lost_since
         flows = tuple(self._forget_others()) if gone > self._lease_s else ()
         endpoints = []
