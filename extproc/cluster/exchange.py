@@ -80,6 +80,7 @@ class Exchange:
         self._outbox = Outbox(LARGEST_MESSAGE)
         self._cursor: Cursor | None = None
         self._seq = 0
+        self._answered = 0  # the last one whose answer came
         self._began = clock()  # the last exchange
         self._woken = asyncio.Event()
         self._stopping = False
@@ -192,8 +193,10 @@ class Exchange:
             self._bad(f"the record of {name!r} in the store is not one: another program has written it", name)
         told = [each for each in map(self._read, answer.peers) if each is not None]
         self._note(answer, {each.replica: each for each in told}, sent_at)
+        # The answer that said so may have been lost.
+        fresh, self._answered = answer.born > self._answered, self._seq
         self._member.heard(
-            News(sent_at, answer.time_ms, answer.fresh, answer.missed, tuple(told), answer.claims, answer.configuration)
+            News(sent_at, answer.time_ms, fresh, answer.missed, tuple(told), answer.claims, answer.configuration)
         )
 
     def _read(self, peer: Peer) -> Told | None:

@@ -270,7 +270,7 @@ end
 call('HSET', versions, version, whole(now) .. ' ' .. whole(lease))
 expire(versions, longest)
 
-return {whole(now), born == seq and 'fresh' or 'known', #granted > 0 and cjson.encode(granted) or '[]', epoch,
+return {whole(now), whole(born), #granted > 0 and cjson.encode(granted) or '[]', epoch,
   whole(number), missed and '1' or '0', revision, others, dropped, peers, told_by, told}
 """,
 )

@@ -130,9 +130,7 @@ def _answer(tell: Tell, reply: Any, bytes_told: int) -> Answer | InUse | None:
     if reply[1] == b"in_use":
         _, _, life, remaining_ms = reply
         return InUse(_text(life), _whole(remaining_ms) / 1000)
-    time_ms, state, granted, epoch, number, missed, configuration, versions, dropped, peers, documents, told = reply
-    if state not in (b"fresh", b"known"):
-        raise ValueError(f"state {state!r}")
+    time_ms, born, granted, epoch, number, missed, configuration, versions, dropped, peers, documents, told = reply
     claims = orjson.loads(granted)
     if not isinstance(claims, list) or not all(type(each) in (int, float) for each in claims):
         raise ValueError("claims that are no numbers")
@@ -151,7 +149,8 @@ def _answer(tell: Tell, reply: Any, bytes_told: int) -> Answer | InUse | None:
     )
     return Answer(
         time_ms=_whole(time_ms),
-        fresh=state == b"fresh",
+        born=_whole(born),
+        fresh=_whole(born) == tell.seq,
         claims=dict(zip((ask.key for ask in tell.asks), claims, strict=True)),
         peers=found,
         cursor=Cursor(_text(epoch), _whole(number)),

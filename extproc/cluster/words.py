@@ -55,7 +55,8 @@ class Answer:
     """From the store."""
 
     time_ms: int  # the store's clock, since 1970
-    fresh: bool  # the store did not know this life, or no more
+    born: int  # the exchange at which the store did not know this life, or no more: the last such one
+    fresh: bool  # that was this one
     claims: Mapping[str, float]  # key -> slots
     peers: tuple[Peer, ...]
     cursor: Cursor

@@ -72,7 +72,7 @@ class FakeStore:
             await asyncio.sleep(0)
         finally:
             self.running -= 1
-        answer = self.answers.pop(0) if self.answers else Answer(1, False, {}, (), Cursor("e", tell.seq))
+        answer = self.answers.pop(0) if self.answers else Answer(1, 1, False, {}, (), Cursor("e", tell.seq))
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -345,6 +345,29 @@ async def test_an_exchange_that_breaks_off_is_a_failure_and_the_next_is_as_usual
     assert [error.kind for error in member.errors] == ["timeout", "other", "in_use"]
     assert "within 1.5 s" in member.errors[2].message
     assert exchange.state.failures == 3 and exchange.state.exchanges == 1 and len(observed) == 1
+
+
+async def test_that_it_was_not_known_is_told_though_that_answer_was_lost(server: RedisServer) -> None:
+    """The store is emptied; the exchange after it is done there, and its answer never comes."""
+    async with store(server.settings()) as link:
+        member = Replica()
+        exchange = _exchange(link, member)
+        await exchange.once()
+        await exchange.once()
+        assert [news.fresh for news in member.news] == [True, False]
+        server.ask("FLUSHALL")
+        ask = link.exchange
+
+        async def unanswered(tell: Tell) -> Any:
+            await ask(tell)
+            raise StoreError("timeout", "no answer came")
+
+        link.exchange = unanswered  # type: ignore[method-assign]
+        await exchange.once()
+        link.exchange = ask  # type: ignore[method-assign]
+        await exchange.once()
+        await exchange.once()
+    assert [news.fresh for news in member.news] == [True, False, True, False]
 
 
 async def test_a_slow_store_counts_as_lost_and_a_late_answer_for_nothing(server: RedisServer) -> None:

@@ -136,7 +136,7 @@ async def test_an_odd_answer_to_giving_back_is_one_too(reply: bytes) -> None:
     ],
 )
 async def test_an_exchange_with_one_part_that_is_odd(place: int, value: bytes) -> None:
-    parts = [b"+1", b"+fresh", b"+[1]", b"+e", b"+0", b"+0", b"+0", *[b"*0"] * 5]
+    parts = [b"+1", b"+1", b"+[1]", b"+e", b"+0", b"+0", b"+0", *[b"*0"] * 5]
     async with parrot(b"*12\r\n" + b"\r\n".join(parts) + b"\r\n") as there, store(there.settings) as link:
         assert (await Voice(link, "one").exchange(at(want=1))).claims == {"e": 1}
         parts[place] = value
