@@ -49,6 +49,9 @@ MAY_BE_EMPTY = {
     "fairlane_scrape_failures_total": "every page was read",
     "fairlane_endpoint_tpot_window_slots": "latency sets no limit",
     "fairlane_ignored_choices_total": "Envoy sends each request where it is told to",
+    "fairlane_cluster_": "there is one replica",
+    "fairlane_endpoint_claim_slots": "there is one replica",
+    "fairlane_endpoint_others_slots": "there is one replica",
     "changes(": "nothing has been changed or restarted",
 }
 

@@ -93,7 +93,7 @@ async def test_held_requests_follow(store: RedisServer, replica: Start, monkeypa
     calls = await one.ask(6)
     await eventually("four go, two wait", lambda: one.held == 2)
     now_ms = int(time.time() * 1000)
-    store.ask("HSET", "{fairlane:fairlane}:1:leases", "active", f"{now_ms} 600000 {now_ms} other life")
+    store.ask("HSET", "{fairlane:fairlane}:1:leases", "active", f"{now_ms} 60000 {now_ms} other life")
     await until_healthy(one, False)
     assert not one.seen.active
     await eventually("nothing is held", lambda: one.held == 0)
