@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import platform
 import statistics
 import sys
 import tempfile
@@ -17,9 +16,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from extproc import __version__
 from extproc.cli.bench_cluster_real import QUICK, Q, Result, Scale, Shares, real
-from extproc.cli.bench_core import Check
+from extproc.cli.bench_core import Check, found_as_json
 from extproc.cli.stack import StackError
 
 # What must be reached
@@ -58,17 +56,7 @@ def run(json_file: Path | None, *, quick: bool) -> int:
 
 def as_json(result: Result, found: list[Check], scale: Scale, quick: bool) -> dict[str, Any]:
     """Everything that was found, with what is needed to find it again."""
-    return {
-        "command": " ".join(["fairlane", *sys.argv[1:]]),
-        "fairlane": __version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "quick": quick,
-        "scale": dataclasses.asdict(scale),
-        **dataclasses.asdict(result),
-        "checks": [dataclasses.asdict(check) for check in found],
-        "ok": all(check.ok for check in found),
-    }
+    return found_as_json(dataclasses.asdict(result), found, scale, quick)
 
 
 def tables(result: Result) -> Iterator[Table]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from extproc import __version__
 from extproc.cli.output import OUTPUT
 from extproc.sim import core_bench, pool_bench
 from extproc.sim.core_bench import Size
@@ -47,6 +48,21 @@ class Check:
     value: float
     bound: str
     ok: bool
+
+
+def found_as_json(found: Mapping[str, Any], checks: Sequence[Check], scale: Any, quick: bool) -> dict[str, Any]:
+    """`found` and its checks, with what is needed to find it again. `scale`: a dataclass."""
+    return {
+        "command": " ".join(["fairlane", *sys.argv[1:]]),
+        "fairlane": __version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "quick": quick,
+        "scale": asdict(scale),
+        **found,
+        "checks": [asdict(check) for check in checks],
+        "ok": all(check.ok for check in checks),
+    }
 
 
 @click.command("core")

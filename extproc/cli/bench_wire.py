@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import platform
 import statistics
 import sys
 import tempfile
@@ -17,8 +16,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from extproc import __version__
-from extproc.cli.bench_core import Check
+from extproc.cli.bench_core import Check, found_as_json
 from extproc.cli.output import OUTPUT
 from extproc.cli.stack import StackError
 from extproc.cli.wire_instructions import Instructions, instructions, why_not
@@ -239,17 +237,7 @@ def _show_counted(console: Console, counted: Instructions) -> None:
 
 def as_json(found: Found, checks: list[Check], scale: Scale, quick: bool) -> dict[str, Any]:
     """Everything that was found, with what is needed to find it again."""
-    return {
-        "command": " ".join(["fairlane", *sys.argv[1:]]),
-        "fairlane": __version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "quick": quick,
-        "scale": dataclasses.asdict(scale),
-        **{name: _plain(value) for name, value in found.items()},
-        "checks": [dataclasses.asdict(check) for check in checks],
-        "ok": all(check.ok for check in checks),
-    }
+    return found_as_json({name: _plain(value) for name, value in found.items()}, checks, scale, quick)
 
 
 def _plain(value: Any) -> Any:

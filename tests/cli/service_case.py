@@ -87,9 +87,9 @@ class Running:
         async with self.session.get(f"http://{self.http}{path}") as answer:
             return answer.status, await answer.text()
 
-    async def ready(self) -> None:
+    async def ready(self, within_s: float = 5.0) -> None:
         """Until it says so, and its engine has been read."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(within_s):
             while True:
                 assert not self.task.done(), self.task
                 try:

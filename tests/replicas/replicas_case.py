@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import grpc
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "cli"))  # helpers of other tests
@@ -55,16 +54,8 @@ class Replica(Running):
         super().__init__(engine, cluster=cluster, pool=pool, metrics=metrics, **{"shutdown": shutdown, **config})
         self.calls: list[Any] = []
 
-    async def ready(self) -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while True:
-                assert not self.task.done(), self.task
-                try:
-                    if (await self.get("/readyz"))[0] == 200 and self.stance == "fresh":
-                        return
-                except aiohttp.ClientError:
-                    pass
-                await asyncio.sleep(0.01)
+    async def ready(self, within_s: float = DEADLINE_S) -> None:
+        await super().ready(within_s)
 
     @property
     def seen(self) -> ClusterState:

@@ -48,6 +48,10 @@ class Entitlement:
     """Of one class."""
 
     def __init__(self, flows: Flows) -> None:
+        self._begin(flows)
+
+    def _begin(self, flows: Flows) -> None:
+        """With nobody waiting."""
         self._flows = flows
         self._groups: dict[str, _Group] = {_ROOT: _Group(_ROOT, _OWN)}
         self._tenants: dict[str, _Tenant] = {}
@@ -65,7 +69,7 @@ class Entitlement:
         """Weights and paths are as `flows` has them from now on. O(tenants), where it is another."""
         if flows is not self._flows:
             before = self._tenants
-            self.__init__(flows)  # type: ignore[misc]
+            self._begin(flows)
             for tenant, known in before.items():
                 self.waits(tenant, known.here, known.elsewhere)
 
