@@ -66,10 +66,13 @@ async def _serve(service: Service, notifier: Notifier) -> None:
         await service.run(stop, hurry)
     finally:
         watchdog.cancel()
-        # What comes from now on is about a process that ends by itself in a moment.
+        # What comes from now on is about a process that ends by itself in a moment. Blocked meanwhile: a handler that
+        # is removed leaves what the system does by itself, which is to kill.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

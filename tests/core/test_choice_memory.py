@@ -15,11 +15,14 @@ from extproc.core.sessions import Sessions
 
 
 def lines_run(what: Callable[[], None]) -> int:
-    """Lines of Python, those of comprehensions for each turn: a measure of work that no other load disturbs."""
+    """Lines of the core, those of comprehensions for each turn: a measure of work that no other load disturbs. What
+    the collector of garbage ends meanwhile, of any other test, is not counted."""
     count = 0
 
-    def trace(_: FrameType, event: str, __: object) -> Any:
+    def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal count
+        if "/extproc/core/" not in frame.f_code.co_filename:
+            return None
         count += event == "line"
         return trace
 
@@ -87,7 +90,7 @@ def test_many_endpoints_are_forgotten_without_a_look_at_each_session() -> None:
     few.sent(0, "a")
     for i in range(32_768):
         many.sent(i, f"e{i % 10}")
-    assert lines_run(lambda: few.forget("a")) == lines_run(lambda: many.forget("e3")) < 10
+    assert lines_run(lambda: few.forget("a")) == lines_run(lambda: many.forget("e3")) > 0
 
 
 def test_shares_are_those_of_each_endpoint() -> None:
