@@ -321,7 +321,7 @@ class _Member:
 
     def _new(self, pool: str) -> Sharing:
         settings = self._settings
-        return Sharing(pool, settings.replicas, settings.period, settings.lease)
+        return Sharing(pool, settings.replicas, settings.period, settings.lease, settings.timeout)
 
     def _failed(self, pool: str, now: float) -> None:
         """A fault of ours at one pool: it goes on as without the store, and the others as ever."""

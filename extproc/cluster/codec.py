@@ -5,7 +5,7 @@ all values absolute: to lose one, or to read it twice, does no harm.
 
 Both are JSON with lists in place of objects, to be short:
 
-- document: `[info, [[pool, [[class, rank, demand, backlog, active, served, weight], ...],
+- document: `[info, [[pool, [[class, rank, demand, backlog, active, served, weight, promoted], ...],
   [[endpoint, in flight, freed, limit, want], ...]], ...]]`
 - message: `[[pool, class, [tenant, usage, backlog, inside, tenant, ...]], ...]`
 
@@ -44,7 +44,10 @@ def document(reports: Iterable[PoolReport], info: Mapping[str, Any]) -> bytes:
         (
             report.pool,
             [
-                (each.name, each.rank, each.demand, _short(each.backlog), each.active, _short(each.served), each.weight)
+                (
+                    *(each.name, each.rank, each.demand, _short(each.backlog)),
+                    *(each.active, _short(each.served), each.weight, each.promoted),
+                )
                 for each in report.classes
             ],
             [(each.endpoint, each.in_flight, each.freed, each.limit, each.want) for each in report.endpoints],
@@ -183,7 +186,7 @@ class _Reader:
         return value
 
     def cls(self, row: Any) -> ClassReport:
-        name, rank, demand, backlog, active, served, weight = self.row(row, 7, "a class")
+        name, rank, demand, backlog, active, served, weight, promoted = self.row(row, 8, "a class")
         return ClassReport(
             self.name(name, "a class's name"),
             self.whole(rank, "rank", -_LARGEST_WHOLE),
@@ -192,6 +195,7 @@ class _Reader:
             self.whole(active, "active"),
             self.number(served, "served"),
             self.number(weight, "weight"),
+            self.whole(promoted, "promoted"),
         )
 
     def endpoint(self, row: Any) -> EndpointReport:

@@ -45,7 +45,7 @@ def cautions(config: Config) -> list[Fault]:
             first = (cls.priority, name)
         if idle is None and cls.when == "idle":
             idle = name
-    return [*found, *_objectives(config), *_passing(config), *_ageing(config)]
+    return [*found, *_objectives(config), *_passing(config)]
 
 
 def _objectives(config: Config) -> Iterator[Fault]:
@@ -64,17 +64,6 @@ def _passing(config: Config) -> Iterator[Fault]:
             yield Fault(path_text(("pools", pool.name, "traffic")), told)
     if config.recording.file is not None and all(pool.mode != "enforce" for pool in config.pools):
         yield Fault("recording.file", "records what waits its turn, and no pool is in mode enforce")
-
-
-def _ageing(config: Config) -> Iterator[Fault]:
-    """What counts at one replica alone."""
-    for name, cls in config.classes.items():
-        if config.cluster.mode == "shared" and cls.promote_after is not None and not cls.min_share:
-            yield Fault(
-                path_text(("classes", name, "promote_after")),
-                "counts among the requests of each replica alone: while higher classes wait at others and want all "
-                "that there is, what waits here is not promoted past them. Give it a min_share, which counts over all",
-            )
 
 
 def _limits(cls: Class) -> dict[str, float | None]:

@@ -2,8 +2,8 @@
 
     classes that are behind their `min_share`, the furthest behind first;
     then classes by rank, each preceded by the next request of the class below when that has waited for
-    long enough to count one class up (`promote_after_s`). Where something of a higher class waits at another
-    replica (`Scheduler.closed_above`), no class has a turn by its rank;
+    long enough to count one class up (`promote_after_s`). Below a class of which something waits at another
+    replica (`Scheduler.closed_above`) there are no turns;
     of a class, the next request in fair order, or one within `prefix_slack` of it whose prompt an endpoint
     with room has just read; None when caps and rates block all of it: the next class may try;
     of the endpoints that accept it the one with the best score, see `choice`; none: nobody goes. A lower class never
@@ -76,7 +76,7 @@ _choice: Callable[[tuple[Turn, Request, Window, Sequence[Window], float | None]]
 
 def turns(scheduler: Scheduler, now: float) -> Iterator[Turn]:
     """Classes with something that may go, in the order in which they may."""
-    classes, policy = scheduler.classes, scheduler.policy
+    classes = scheduler.classes
     if scheduler.has_shares:
         behind = [c for c in scheduler.sharing if c.behind(scheduler.share_v) and c.queue.root.queued]
         behind.sort(key=lambda c: c.share_tag)
@@ -84,23 +84,37 @@ def turns(scheduler: Scheduler, now: float) -> Iterator[Turn]:
             request = None if cls.capped() else cls.queue.peek(now)
             if request is not None:
                 yield Turn(cls, scheduler.q_max, cls.policy, request, _SHARE)
-    # The next release is number `releases` + 1.
-    may_promote = scheduler.promotes and scheduler.releases + 1 - scheduler.promoted_at >= policy.promote_every
+    may_promote = scheduler.promotes and scheduler.ageing.due(scheduler.policy.promote_every)
     for i, cls in enumerate(classes):
+        if cls.policy.rank > scheduler.closed_above:
+            return
         if may_promote and i + 1 < len(classes):
             below = classes[i + 1]
-            after = below.policy.promote_after_s
-            if after is not None and below.queue.root.queued and not below.capped():
-                request = below.queue.peek(now)
-                if request is not None and now - request.arrival >= after:
-                    yield Turn(below, max(cls.q, below.q), cls.policy, request, _PROMOTION)
-        if cls.policy.rank > scheduler.closed_above:
-            continue
+            request = aged(below, now)
+            if request is not None:
+                yield Turn(below, max(cls.q, below.q), cls.policy, request, _PROMOTION)
         if not cls.queue.root.queued or full(scheduler, cls, now):
             continue
         request = cls.queue.peek(now)
         if request is not None:
             yield Turn(cls, cls.q, cls.policy, request, _RANK)
+
+
+def aged(cls: ClassQueue, now: float) -> Request | None:
+    """The next request of a class, where it has waited for long enough to count one class up."""
+    after = cls.policy.promote_after_s
+    if after is None or not cls.queue.root.queued or cls.capped():
+        return None
+    request = cls.queue.peek(now)
+    return request if request is not None and now - request.arrival >= after else None
+
+
+def promotions(scheduler: Scheduler, cls: ClassQueue, now: float) -> int:
+    """Slots for those of a class that may count one class up now."""
+    request = aged(cls, now)
+    if request is None or cls is scheduler.classes[0]:
+        return 0
+    return request.slots * scheduler.ageing.due(scheduler.policy.promote_every)
 
 
 def asked(scheduler: Scheduler, now: float) -> float:

@@ -161,6 +161,8 @@ class EndpointShare:
     claim: float  # that this replica may hold
     others: int  # that the others hold
     freed: int = 0  # by the others, since the last such event
+    gone: int = 0  # that others held who have died since: the engine may run these requests on
+    known: float = 0.0  # that the engine runs at once, as far as the others have seen; 0: none has anything there
 
 
 @_value
@@ -185,6 +187,7 @@ class Synced:
     served: Mapping[str, float] = field(default_factory=dict)  # class -> cost charged by the others since the last one
     closed_above: int | None = None  # something of this rank waits elsewhere: classes with a higher one release nothing
     lost_since: float | None = None  # the store has not answered since then: the claims are what is safe without it
+    ageing: float = 1.0  # part of the pool's promotions that is due here, 0..1
 
 
 Event = (

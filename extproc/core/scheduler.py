@@ -37,6 +37,7 @@ from typing import Any
 
 from extproc.core import absence, admission, charging, policy_change, settlement, shared
 from extproc.core.adapters import Adapters
+from extproc.core.ageing import Ageing
 from extproc.core.choice import fallbacks
 from extproc.core.class_queue import ClassQueue, note_headroom
 from extproc.core.deadlines import Deadlines
@@ -117,7 +118,7 @@ class Scheduler:
         self.releases = 0
         self.released_at = -math.inf  # the last one
         self.queued_since = -math.inf  # since when something waits, if something does
-        self.promoted_at = -(10**9)  # number of the last release that was a promotion
+        self.ageing = Ageing()
         self.counts: Counter[str] = Counter()  # what was odd: clamped usage, time that went backwards
         self.estimator = Estimator()
         self.prefixes = Prefixes()
@@ -534,8 +535,7 @@ class Scheduler:
         self.inside[tenant] = inside + 1
         if by is not _RANK:
             request.guaranteed = True
-            if by is _PROMOTION:
-                self.promoted_at = number
+        self.ageing.dispatched(by is _PROMOTION, policy.promote_every)
         if self.pool_load is None:
             instead = fallbacks(self, window, others, q, cls.gates, now) if len(self.windows) > 1 else ()
             if request.prefix:

@@ -5,8 +5,8 @@
                 more replicas live, the more seldom each reads a page, see `windows.pages`
     order       what the others have charged is charged to the nodes that are here, see `Tree.charge_foreign`; slots
                 that they hold count for caps, and for a tenant's place within its class in the engine
-    classes     what the others have charged counts for `min_share`; a class below one that waits elsewhere has no turn
-                by rank
+    classes     what the others have charged counts for `min_share`, and what they have released for `promote_every`;
+                a class below one that waits elsewhere has no turn by rank
 
 `sharing` works out what is told, and what this replica has to tell. Without any word nothing goes: a window of a pool
 that is shared begins with a claim of 0. Figures that cannot be are counted, and taken as nothing: a replica that is
@@ -56,8 +56,11 @@ def sync(scheduler: Scheduler, event: Synced, now: float) -> None:
     if lost is None:
         for window in scheduler.windows.values():
             window.read_by(event.replicas)
-    for share in event.endpoints:
-        _share(scheduler, share, until, now)
+    freed = sum(_share(scheduler, share, until, now) for share in event.endpoints)
+    if lost is None:
+        scheduler.ageing.heard(event.ageing, freed)  # for each slot that is freed one request goes, in the mean
+    else:
+        scheduler.ageing.alone()
     for flow in event.flows:
         _charge(scheduler, flow, now)
     for flow in event.flows:
@@ -74,16 +77,22 @@ def forget_class(scheduler: Scheduler, cls: ClassQueue) -> None:
         _change_elsewhere(scheduler, tenant, -slots)
 
 
-def _share(scheduler: Scheduler, share: EndpointShare, until: float, now: float) -> None:
+def _share(scheduler: Scheduler, share: EndpointShare, until: float, now: float) -> int:
+    """Slots that were freed there."""
     window = scheduler.windows.get(share.endpoint)
     if window is None:
-        return
-    claim, others, freed = share.claim, share.others, share.freed
-    if not (claim >= 0.0 and 0 <= others <= _MOST_SLOTS and 0 <= freed <= _MOST_SLOTS):
+        return 0
+    claim, slots = share.claim, (share.others, share.freed, share.gone)
+    if not (claim >= 0.0 and all(0 <= each <= _MOST_SLOTS for each in slots)):
         scheduler.counts["absurd_share"] += 1
         claim = claim if claim >= 0.0 else 0.0
-        others, freed = min(max(others, 0), _MOST_SLOTS), min(max(freed, 0), _MOST_SLOTS)
-    window.share(claim, others, freed, until, now)
+    others, freed, gone = (min(max(each, 0), _MOST_SLOTS) for each in slots)
+    known = share.known
+    if not 0.0 <= known <= _MOST_SLOTS:
+        scheduler.counts["absurd_share"] += 1
+        known = 0.0
+    window.share(claim, others, freed, until, now, gone, known)
+    return freed
 
 
 def _charge(scheduler: Scheduler, flow: FlowShare, now: float) -> None:

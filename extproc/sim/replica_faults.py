@@ -22,8 +22,8 @@ _NEAR = 0.8  # of what the others had for themselves in the end
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """`throughput`: in the 30 s from the fault on, relative to the 30 s before. `over_limit`: most by which all claims
-    together were over the limit, in slots. `back_s`: after the death, until the others' claims were at 80 % of the
-    limit."""
+    together were over the limit, in slots. `back_s`: after the death, until the others' claims were at 80 % of
+    what its requests, which run on, left of the limit."""
 
     replicas: int
     title: str
@@ -59,12 +59,15 @@ def outcomes(replicas: Iterable[int]) -> list[Outcome]:
 
 
 def back_s(done: SharedRun, gone: set[int], at: float = AT_S) -> float | None:
-    """Seconds after `at` until those that live may hold most of what there is; None: never."""
+    """Seconds after `at` from which on, for `LOST_S`, those that live have most of what there is; None: never."""
+    back = None
     for share in done.shares:
-        alive = sum(claim for i, claim in enumerate(share.claims) if i not in gone)
-        if share.at >= at and alive >= _NEAR * share.limit:
-            return share.at - at
-    return None
+        if at <= share.at < at + LOST_S:
+            slots = zip(share.claims, share.in_flight, strict=True)
+            alive = sum(max(each) for i, each in enumerate(slots) if i not in gone)
+            enough = alive >= _NEAR * (share.least - share.orphans)
+            back = None if not enough else share.at - at if back is None else back
+    return back
 
 
 def _outcome(scene: Scene, replicas: int, title: str, done: SharedRun, back: float | None = None) -> Outcome:

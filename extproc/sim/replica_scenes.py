@@ -169,6 +169,21 @@ def ranked(load: float, *, min_share: float = 0.0, slots: int = 64, seconds: flo
     return Scene(title, jobs, policy, Engines(engine(slots)), {"a": (0,), "b": (1,)}, {"a": 1.0, "b": 1.0}, seconds)
 
 
+def ageing(*, homes: Sequence[int] = (1,), long: int = 1, slots: int = 64, seconds: float = 240.0) -> Scene:
+    """Interactive at the first replica, more than the engine can do; batch at `homes`, whose requests count one class
+    up after 5 s, one dispatch in eight. Answers of batch are `long` times as long."""
+    rate = capacity(256, 256, engine(slots))
+    policy = a_pool(a_class(), a_class("batch", 1, promote_after_s=5.0), promote_every=8)
+    batch = [f"b{number}" for number in homes]
+    loads = [list(arrivals(1, name, 0.4 * rate / len(batch), seconds, cls="batch")) for name in batch]
+    loads = [[replace(job, output=long * job.output) for job in load] for load in loads]
+    jobs = by_time(arrivals(1, "a", 1.5 * rate, seconds), *loads)
+    at: dict[str, tuple[int, ...]] = {"a": (0,)} | {name: (n,) for name, n in zip(batch, homes, strict=True)}
+    title = f"interactive at one replica, batch that has waited for its promote_after at {len(batch)}"
+    weights: dict[str, float] = dict.fromkeys([*at], 1.0)
+    return Scene(title, jobs, policy, Engines(engine(slots)), at, weights, seconds)
+
+
 def coming_and_going(*, replicas: int = 2, slots: int = 64, seconds: float = 240.0, seed: int = 1) -> Scene:
     """Ten tenants at each replica, each of which sends for some seconds and is silent for some, at about 1.1 C."""
     rate = capacity(256, 256, engine(slots))

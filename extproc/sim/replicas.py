@@ -45,10 +45,11 @@ _REPLAY_S = 0.05  # until Envoy has found another replica
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A replica is gone."""
+    """A replica is gone. `back_s`: so many seconds later another process begins in its place, and knows nothing."""
 
     at: float
     replica: int
+    back_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,8 @@ class Share:
     claims: tuple[float, ...]  # by replica; 0 where it has run out
     in_flight: tuple[int, ...]
     limit: float  # the most that one of them sees
+    least: float  # the least, of those to whom something may go
+    orphans: int = 0  # of dead ones, that the engine runs on
 
 
 @dataclass(slots=True)
@@ -117,7 +120,7 @@ class _Replica:
         self.scheduler = scheduler
         self.clock = cluster.clocks[number % len(cluster.clocks)]
         expected = cluster.replicas if cluster.expected is None else cluster.expected
-        self.sharing = Sharing("model", expected, cluster.period_s, cluster.lease_s)
+        self.sharing = Sharing("model", expected, cluster.period_s, cluster.lease_s, cluster.timeout_s)
         self.life = f"life-{number}"
         self.dead = False
         self.frozen_until = float("-inf")
@@ -177,6 +180,7 @@ class _World(World):
         self.scheduler = self.replicas[0].scheduler
         self.store = MeetingPlace(cluster.lease_s)
         self.homes: dict[str, int] = {}
+        self._instead: dict[int, _Replica] = {}  # number of a dead one -> that which has begun in its place
         self.shares: list[Share] = []
         self.exchanges = self.flows_told = self.longest_report = 0
         for replica in self.replicas:
@@ -185,6 +189,8 @@ class _World(World):
             match fault:
                 case Death():
                     self._at(fault.at, self._die, self.replicas[fault.replica])
+                    if fault.back_s is not None:
+                        self._at(fault.at + fault.back_s, self._begin_anew, self.replicas[fault.replica])
                 case Freeze():
                     self._at(fault.since, self._freeze, self.replicas[fault.replica], fault.until)
                 case StoreLost():
@@ -209,7 +215,8 @@ class _World(World):
         told_s = self.cluster.told_s
         if told_s is None:
             self._pages[page.endpoint] += 1
-            self._give(self.replicas[self._pages[page.endpoint] % len(self.replicas)], page)
+            alive = [r for r in self.replicas if not r.dead or r.number not in self._instead]
+            self._give(alive[self._pages[page.endpoint] % len(alive)], page)
             return
         first, *others = self.replicas
         self._give(first, page)
@@ -219,7 +226,7 @@ class _World(World):
     def _home_of(self, event: Arrive) -> _Replica:
         place = self.cluster.place(self._all[event.id].job)
         alive = [r for r in self.replicas if not r.dead]
-        chosen = self.replicas[place]
+        chosen = self._instead.get(place, self.replicas[place])
         if chosen.dead:
             chosen = alive[place % len(alive)]
         self.homes[event.id] = chosen.number
@@ -319,6 +326,15 @@ class _World(World):
         for request in held:
             self._at(self.now + _REPLAY_S, self._replay, self._all[request.id])
 
+    def _begin_anew(self, dead: _Replica) -> None:
+        new = _Replica(len(self.replicas), Scheduler(self.policy), self.cluster)
+        new.name = dead.name
+        self.replicas.append(new)
+        self._instead[dead.number] = new
+        for endpoint in dead.scheduler.windows:
+            self._give(new, EndpointAdded(endpoint))
+        self._plan_exchange(new, self.now)
+
     def _replay(self, record: Record) -> None:
         if record.fate is Fate.UNFINISHED:
             job = record.job
@@ -344,7 +360,7 @@ class _World(World):
 
     def _look(self, endpoint: Endpoint, look_s: float) -> None:
         super()._look(endpoint, look_s)
-        claims, inside, limit = [], [], 0.0
+        claims, inside, limits = [], [], [0.0]
         for replica in self.replicas:
             window = replica.scheduler.windows.get(endpoint.name)
             if window is None or replica.dead:
@@ -355,8 +371,17 @@ class _World(World):
             claims.append(window.claim if now <= window.claim_until else 0.0)
             inside.append(window.in_flight)
             if self.now >= replica.frozen_until:
-                limit = max(limit, window.limit(replica.scheduler.q_max, now))
-        self.shares.append(Share(self.now, endpoint.number, tuple(claims), tuple(inside), limit))
+                limits.append(window.limit(replica.scheduler.q_max, now))
+        least = min((each for each in limits if each), default=0.0)
+        orphans = self._orphans(endpoint)
+        self.shares.append(Share(self.now, endpoint.number, tuple(claims), tuple(inside), max(limits), least, orphans))
+
+    def _orphans(self, endpoint: Endpoint) -> int:
+        dead = {r.number for r in self.replicas if r.dead}
+        if not dead:
+            return 0
+        there = (r for r in self._all.values() if r.endpoint == endpoint.number and r.ended is None)
+        return sum(self.homes.get(r.id) in dead for r in there)
 
 
 def _later(sample: Sample, seconds: float) -> Sample:

@@ -95,7 +95,7 @@ GOOD = orjson.loads(
         ((1, 0, 1, 0, 3), None, "backlog must be a number, not NoneType"),
         ((1, 0, 1, 0, 5), 1e300, "served is 1e+300"),
         ((1, 0, 1, 0, 5), -0.5, "served is -0.5"),
-        ((1, 0, 1, 0), [1], "a class must be a list of 7"),
+        ((1, 0, 1, 0), [1], "a class must be a list of 8"),
         ((1, 0, 2, 0), "host:1", "an endpoint must be a list of 5"),
         ((1, 0, 2, 0, 1), 2**60, "in flight is"),
         ((1, 0, 2), None, "endpoints must be a list"),

@@ -94,16 +94,3 @@ def test_an_objective_that_cannot_be_missed() -> None:
         "classes.only.wait_objective: is 1m, and what waits is refused after 1m (queue_timeout)"
     ]
     assert told(only={"wait_objective": "59s", "queue_timeout": "60s"}) == []
-
-
-def test_ageing_counts_at_each_replica_alone() -> None:
-    cluster = {"mode": "shared", "store": {"addresses": ["127.0.0.1:6379"]}}
-
-    def said(*, mode: dict[str, Any] | None = None, **more: Any) -> list[str]:
-        batch = {"rank": 1, "priority": 1_000_000, "promote_after": "20s", **more}
-        classes = {"first": {"rank": 0, "priority": 0}, "batch": batch}
-        return [each.path for each in cautions(good(classes=classes, default_class="first", cluster=mode or cluster))]
-
-    assert said() == ["classes.batch.promote_after"]
-    assert said(min_share=0.1) == []
-    assert said(mode={"mode": "single"}) == []

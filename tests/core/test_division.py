@@ -14,7 +14,9 @@ ONE = (ClassRule("interactive", 0.0),)
 TWO = (ClassRule("interactive", 0.0), ClassRule("batch", 0.0))
 
 
-def a_replica(*inside: int, busy: bool = True, **classes: tuple[int, int, float]) -> Replica:
+def a_replica(
+    *inside: int, busy: bool = True, **classes: tuple[int, int, float] | tuple[int, int, float, int]
+) -> Replica:
     return Replica(inside, {name: Claimant(*each) for name, each in classes.items()}, busy)
 
 
@@ -85,6 +87,37 @@ def test_a_min_share_is_kept_for_a_lower_class() -> None:
     assert divide([20.0], [batch, many], rules, {}).unmet == {"interactive", "batch"}
 
 
+def test_what_is_promoted_comes_before_the_class_above() -> None:
+    """Batch keeps its 5 slots, and has one more; another replica's batch, of which nothing is promoted, has none."""
+    batch, many = a_replica(5, batch=(5, 100, 0.5, 1)), a_replica(12, interactive=(12, 100, 1.0))
+    other = a_replica(3, batch=(3, 100, 0.5))
+    assert parts([20.0], [batch, many, other], TWO) == [[pytest.approx(6.0)], [pytest.approx(14.0)], [0.0]]
+    assert divide([20.0], [batch, many], TWO, {"batch": -4.0}).parts == [pytest.approx(6.0)]
+    assert divide([4.0], [batch, many], TWO, {}).parts == [pytest.approx(4.0)]
+
+
+def test_two_that_are_promoted_share_what_there_is() -> None:
+    one, other = a_replica(0, batch=(0, 9, 0.5, 2)), a_replica(0, batch=(0, 9, 0.5, 4))
+    many = a_replica(0, interactive=(0, 100, 1.0))
+    assert parts([20.0], [one, other, many], TWO) == [[pytest.approx(2.0)], [pytest.approx(4.0)], [pytest.approx(14.0)]]
+    assert parts([3.0], [one, other, many], TWO) == [[pytest.approx(1.0)], [pytest.approx(2.0)], [0.0]]
+
+
+def test_what_is_promoted_passes_one_class_and_no_more() -> None:
+    three = (ClassRule("interactive", 0.0), ClassRule("default", 0.0), ClassRule("batch", 0.0))
+    batch, default = a_replica(0, batch=(0, 9, 1.0, 1)), a_replica(0, default=(0, 100, 1.0))
+    many = a_replica(0, interactive=(0, 100, 1.0))
+    assert parts([20.0], [batch, default], three) == [[pytest.approx(1.0)], [pytest.approx(19.0)]]
+    assert parts([20.0], [batch, default, many], three) == [[0.0], [0.0], [pytest.approx(20.0)]]
+
+
+def test_what_is_promoted_counts_in_what_a_min_share_keeps() -> None:
+    rules = (ClassRule("interactive", 0.0), ClassRule("batch", 0.25))
+    many = a_replica(0, interactive=(0, 100, 1.0))
+    assert parts([20.0], [a_replica(0, batch=(0, 9, 1.0, 1)), many], rules)[0] == [pytest.approx(5.0)]
+    assert parts([20.0], [a_replica(5, batch=(5, 9, 1.0, 1)), many], rules)[0] == [pytest.approx(6.0)]
+
+
 def test_each_endpoint_is_divided_alike() -> None:
     heavy, light = a_replica(0, 0, interactive=(0, 999, 0.75)), a_replica(0, 0, interactive=(0, 999, 0.25))
     assert parts([8.0, 100.0], [heavy, light]) == [
@@ -113,7 +146,7 @@ def test_remainders_take_turns() -> None:
 
 # -- whatever they tell ----------------------------------------------------------------------------
 
-claimants = st.tuples(st.integers(0, 50), st.integers(0, 200), st.floats(0.0, 1.0))
+claimants = st.tuples(st.integers(0, 50), st.integers(0, 200), st.floats(0.0, 1.0), st.sampled_from([0, 0, 1, 5]))
 
 
 @st.composite
@@ -123,7 +156,7 @@ def groups(draw: st.DrawFn) -> tuple[list[float], list[Replica]]:
     found = []
     for _ in range(draw(st.integers(1, 5))):
         classes = {
-            name: each
+            name: (*each[:3], min(each[3], each[1]) if name == "batch" else 0)
             for name in ("interactive", "batch")
             if (each := draw(st.none() | claimants)) is not None and each[1] > 0
         }
@@ -165,7 +198,8 @@ def test_a_higher_class_is_unmet_only_where_the_lower_one_has_nothing(
         for r in replicas
         if "interactive" in r.classes
     )
-    assert amounts["interactive"] == pytest.approx(min(wanted, sum(limits)))
+    kept = sum(r.classes["batch"].kept for r in replicas if "batch" in r.classes)  # what is promoted comes before
+    assert amounts["interactive"] == pytest.approx(max(0.0, min(wanted, sum(limits) - kept)))
     assert left >= -1e-9
     assert sum(amounts.values()) + left == pytest.approx(sum(limits))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +24,7 @@ from extproc.core.events import (
     Synced,
     Usage,
 )
-from extproc.core.model import Source, TenantPolicy
+from extproc.core.model import Controller, Source, TenantPolicy
 from extproc.core.scheduler import Scheduler
 from extproc.core.sharing import flows as told_flows
 from extproc.core.sharing.flows import OtherReplica
@@ -43,9 +45,18 @@ LEASE_S = 3.0
 class Member:
     """A replica with one endpoint of `slots`, and a store that grants what is asked for unless told otherwise."""
 
-    def __init__(self, slots: int = 20, expected: int = 2, **pool: object) -> None:
-        self.scheduler = Scheduler(replace(a_fixed_pool(*two_classes(), slots=slots, **pool), shared=True))
-        self.sharing = Sharing("m", expected, 0.1, LEASE_S)
+    def __init__(
+        self,
+        slots: int = 20,
+        expected: int = 2,
+        timeout_s: float = 0.5,
+        controller: Controller = Controller.FIXED,
+        **pool: Any,
+    ) -> None:
+        policy = replace(a_fixed_pool(*pool.pop("classes", two_classes()), slots=slots, **pool), shared=True)
+        window = replace(policy.window, controller=controller, start=float(slots))
+        self.scheduler = Scheduler(replace(policy, window=window))
+        self.sharing = Sharing("m", expected, 0.1, LEASE_S, timeout_s)
         self.now = 100.0
         self.released: list[str] = []
         self.number = 0
@@ -216,10 +227,118 @@ def test_what_waits_at_one_that_is_silent_takes_nothing_and_closes_nothing() -> 
     member.meet(speaks)
     report, synced = member.meet(speaks)
     assert ([e.want for e in report.endpoints], synced.closed_above) == ([0.0], 0)
-    silent = replace(speaks, age_s=0.6)
+    silent = replace(speaks, age_s=0.61)  # a period and a timeout
     member.meet(silent)
     report, synced = member.meet(silent)
     assert ([e.want for e in report.endpoints], synced.closed_above) == ([10.0], None)
+
+
+def test_one_is_not_silent_within_an_exchange_that_may_take_long() -> None:
+    member = Member(slots=20, timeout_s=1.0)
+    member.arrive(count=50, cls="batch")
+    speaks = other(inside=10, classes=[a_class(100, active=10, weight=1.0)])
+    for age, closed in ((1.1, 0), (1.11, None)):
+        member.meet(replace(speaks, age_s=age))
+        assert member.meet(replace(speaks, age_s=age))[1].closed_above == closed
+
+
+def test_a_class_is_unmet_by_a_whole_slot_or_nearly() -> None:
+    """What is not worth a slot closes nothing."""
+    member = Member(slots=20)
+    for demand, closed in ((10, None), (11, 0)):
+        waits = other(inside=10, classes=[a_class(demand, active=10, weight=1.0)])
+        member.meet(waits)
+        assert member.meet(waits)[1].closed_above == closed
+
+
+def test_what_a_dead_one_held_counts_as_foreign() -> None:
+    """The engine runs it on. 20 slots; 12 were its own, and 8 are left until a page tells."""
+    member = Member(slots=20, controller=Controller.ADAPTIVE)
+    inside = other(inside=12)
+    for _ in range(2):
+        member.meet(inside)
+    member.arrive(count=50)
+    for dead in ([], [replace(other(), life="2")]):
+        again = copy.deepcopy(member)
+        _, synced = again.meet(*dead)
+        assert [e.gone for e in synced.endpoints] == [12]
+        assert again.meet(*dead)[1].endpoints[0].gone == 0
+        assert again.scheduler.windows[E].unknown == 12
+        for _ in range(3):
+            again.meet(*dead)
+        assert len(again.released) == 11  # R + q is 23
+
+
+def test_what_the_others_have_found_of_an_engine_is_passed_on() -> None:
+    """The least of those that have something there, less the standing queue, of 3 in all classes."""
+    member = Member()
+    seen = other("b", inside=4, limit=67.0), other("c", inside=1, limit=61.0), other("d", inside=0, limit=9.0)
+    assert [e.known for e in member.meet(*seen)[1].endpoints] == [58.0]
+    assert [e.known for e in member.meet(other(inside=0, limit=9.0))[1].endpoints] == [0.0]
+
+
+# -- promotion -------------------------------------------------------------------------------------
+
+
+def aged(*others: Other, **changes: object) -> Member:
+    """Batch that has waited for its `promote_after`, while interactive wants all at another replica. One in four."""
+    classes = two_classes(promote_after_s=5.0)
+    member = Member(classes=classes, promote_every=4, **changes)
+    member.arrive(count=50, cls="batch")
+    member.now += 5.0
+    return member
+
+
+def interactive(freed: int = 0, *more: ClassReport, inside: int = 20) -> Other:
+    told = other(inside=inside, classes=[a_class(100, active=inside, weight=1.0), *more])
+    (endpoint,) = told.report.endpoints
+    return replace(told, report=replace(told.report, endpoints=(replace(endpoint, freed=freed),)))
+
+
+def test_one_dispatch_in_promote_every_of_all_replicas_is_a_promotion() -> None:
+    """The other dispatches one each period, and makes room for what is told to count one class up."""
+    member, room, over = aged(), 0, 0
+    member.arrive(count=200, cls="batch")
+    member.now += 5.0
+    for period in range(400):
+        there = list(member.released)
+        report, _ = member.meet(interactive(period, inside=20 - room))
+        room = int(report.endpoints[0].want)
+        for name in there[over:]:
+            member.over(name)
+        over = len(there)
+    assert len(member.released) == pytest.approx((400 + len(member.released)) / 4, rel=0.05)
+
+
+def test_one_that_counts_one_class_up_is_told_and_wanted_beyond_what_is_held() -> None:
+    member = aged()
+    member.meet(interactive())
+    report, synced = member.meet(interactive(inside=18))
+    assert {c.name: c.promoted for c in report.classes} == {"interactive": 0, "batch": 1}
+    assert ([e.want for e in report.endpoints], synced.closed_above) == ([1.0], 0)
+    assert len(member.released) == 1
+
+
+def test_each_has_its_part_of_the_promotions() -> None:
+    """Batch waits at three, half of it here by weight."""
+    member = aged()
+    waits = [a_class(10, weight=w, name="batch", rank=1) for w in (0.3, 0.2)]
+    first = interactive(0, waits[0])
+    second = other("c", classes=[waits[1]])
+    member.meet(first, second)
+    member.arrive("b", cls="batch")
+    _, synced = member.meet(first, second)
+    assert synced.ageing == pytest.approx(1.0 / 1.5)  # its own tenants know of no other
+    assert member.meet(interactive())[1].ageing == 1.0
+    assert member.lose().ageing == 1.0
+
+
+def test_what_has_not_waited_for_long_enough_is_not_promoted() -> None:
+    member = aged()
+    member.now -= 0.5
+    for period in range(3):
+        report, _ = member.meet(interactive(10 * period))
+        assert [c.promoted for c in report.classes] == [0, 0]
 
 
 def test_a_claim_is_never_more_than_what_the_others_leave() -> None:
@@ -420,5 +539,5 @@ def test_another_life_and_a_death_leave_nothing() -> None:
     member.meet(other(life="2", inside=1, flows=[flow]))
     _, synced = member.meet()
     assert [(f.tenant, f.usage, f.inside) for f in synced.flows] == [("a", 0.0, 0)]
-    assert synced.endpoints == (EndpointShare(E, 0.0, 0, 0),)
+    assert synced.endpoints == (EndpointShare(E, 0.0, 0, 0, gone=1),)
     assert synced.replicas == 1

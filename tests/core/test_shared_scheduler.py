@@ -49,8 +49,9 @@ def shared(*classes: Any, slots: int = 4, **changes: Any) -> PoolPolicy:
 
 
 def word(claim: float = math.inf, others: int = 0, *, endpoint: str = E1, **fields: Any) -> Synced:
+    share = EndpointShare(endpoint, claim, others, fields.pop("freed", 0), fields.pop("gone", 0))
     values: dict[str, Any] = {"replicas": 2, "until": math.inf} | fields
-    return Synced(endpoints=(EndpointShare(endpoint, claim, others),), **values)
+    return Synced(endpoints=(share,), **values)
 
 
 def held_by(flows: dict[tuple[str, str], int], **fields: Any) -> Synced:
@@ -167,6 +168,30 @@ def test_promotion_and_min_share_go_all_the_same() -> None:
     case.apply(word(closed_above=0))
     case.arrive("low", cls="batch")
     assert released(case.apply(word(closed_above=0, served={"interactive": 10.0}))) == ["low"]
+
+
+def test_promotion_passes_no_class_that_a_higher_one_elsewhere_holds() -> None:
+    """Batch counts as default, which interactive of another replica holds as well."""
+    classes = (a_class(), a_class("default", 1), a_class("batch", 2, promote_after_s=5.0))
+    case = Case(shared(*classes))
+    case.apply(word(closed_above=0))
+    case.arrive("low", cls="batch")
+    assert released(case.tick(5.0)) == []
+    assert released(case.apply(word(closed_above=1))) == ["low"]
+
+
+def test_releases_of_others_count_for_promote_every() -> None:
+    """Batch has one turn in eight, and one more may be late; then seven of the other replica's, then eight and eight,
+    of which half are for us."""
+    case = Case(shared(*two_classes(promote_after_s=5.0)))
+    case.apply(word(closed_above=0))
+    for name in "abcd":
+        case.arrive(name, cls="batch")
+    assert released(case.tick(5.0)) == ["a", "b"]
+    assert released(case.apply(word(closed_above=0, freed=6))) == []
+    assert released(case.apply(word(closed_above=0, freed=1))) == ["c"]
+    assert released(case.apply(word(closed_above=0, freed=8, ageing=0.5))) == []
+    assert released(case.apply(word(closed_above=0, freed=8, ageing=0.5))) == ["d"]
 
 
 def test_min_share_counts_what_others_have_served_of_the_class() -> None:

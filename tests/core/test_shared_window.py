@@ -181,6 +181,56 @@ def test_slots_that_others_free_prove_that_pages_have_seen_ours(controller: Cont
     assert bench.capacity > 8.0
 
 
+def test_what_dead_replicas_held_is_foreign_until_pages_tell_otherwise() -> None:
+    """They counted as ours for five seconds: no page within these would show them as foreign."""
+    bench = shared(4.0, others=5)
+    bench.take(2)
+    bench.later()
+    bench.page(running=7)
+    bench.window.share(9.0, 0, 0, bench.now + 100.0, bench.now, gone=5)
+    assert (bench.window.others, bench.window.unknown) == (0, 5)
+    assert bench.window.common_limit(3.0, bench.now) == bench.window.limit(3.0, bench.now) - 5
+    bench.later()
+    bench.page(running=7)
+    assert bench.window.unknown == 5
+    for _ in range(20):
+        bench.later()
+        bench.page(running=2)
+    assert bench.window.unknown == 0
+
+
+def test_where_nothing_foreign_is_counted_the_dead_are_not_either() -> None:
+    bench = shared(4.0, others=5, controller=Controller.FIXED, fixed=8)
+    bench.window.share(8.0, 0, 0, bench.now + 100.0, bench.now, gone=5)
+    assert bench.window.unknown == 0
+    assert bench.fill() == 8
+
+
+def test_a_window_that_has_just_begun_knows_what_the_others_have_found() -> None:
+    bench = Bench()
+    bench.window.share(50.0, 30, 0, bench.now + 100.0, bench.now, known=64.0)
+    assert bench.capacity == 64.0
+    assert bench.fill() == 37  # 64 + 3 - 30
+    bench.window.share(50.0, 30, 0, bench.now + 100.0, bench.now, known=20.0)
+    assert bench.capacity == 64.0
+
+
+def test_one_that_has_seen_the_engine_full_goes_by_that() -> None:
+    bench = shared(50.0, others=2)
+    bench.take(8)
+    bench.later()
+    bench.page(running=10, waiting=5)
+    found = bench.capacity
+    bench.window.share(50.0, 2, 0, bench.now + 100.0, bench.now, known=64.0)
+    assert bench.capacity == found
+
+
+def test_no_more_is_taken_over_than_the_policy_allows() -> None:
+    bench = Bench(ceiling=20.0)
+    bench.window.share(50.0, 0, 0, bench.now + 100.0, bench.now, known=64.0)
+    assert bench.capacity == 20.0
+
+
 def test_limits_that_all_share() -> None:
     bench = shared(4.0, others=5)
     bench.take(2)

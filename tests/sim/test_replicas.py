@@ -11,14 +11,17 @@ from statistics import median
 import pytest
 
 from extproc.core import invariants
-from extproc.sim.figures import Span
-from extproc.sim.jobs import Fate
+from extproc.sim.figures import Span, capacity
+from extproc.sim.jobs import Fate, by_time
 from extproc.sim.replica_cost import cost
 from extproc.sim.replica_faults import back_s
 from extproc.sim.replica_scenes import (
     Figures,
     Scene,
+    ageing,
+    arrivals,
     coming_and_going,
+    engine,
     figures,
     grouped,
     heavy_here,
@@ -26,7 +29,9 @@ from extproc.sim.replica_scenes import (
     skewed,
 )
 from extproc.sim.replicas import Death, Freeze, StoreLost
+from extproc.sim.scene import Engines
 from extproc.sim.virtual import Run
+from extproc.sim.workloads.workload import a_pool
 
 SECONDS = 150.0
 Q = 3
@@ -114,6 +119,21 @@ def test_a_min_share_is_kept_at_another_replica() -> None:
     assert 0.07 <= batch <= 0.12
 
 
+@pytest.mark.parametrize(("homes", "long"), [((1,), 1), ((1,), 4), ((0, 1, 2, 3), 1)])
+def test_one_in_promote_every_is_a_promotion_over_all_replicas(homes: tuple[int, ...], long: int) -> None:
+    """Batch waits where interactive does not, whatever its answers take; or at all four."""
+    scene = ageing(homes=homes, long=long, seconds=SECONDS)
+
+    def part(run: Run) -> float:
+        went = [r.job.cls for r in run.records if r.released is not None and r.released > 40.0]
+        return went.count("batch") / len(went)
+
+    shared, one = scene.shared(), scene.single()
+    assert part(one) == pytest.approx(1 / 8, rel=0.05)
+    assert part(shared.run) == pytest.approx(part(one), rel=0.12)
+    assert figures(scene, shared).waiting[1] <= Q + len(shared.schedulers)
+
+
 # -- faults ----------------------------------------------------------------------------------------
 
 AT_S = 60.0
@@ -134,6 +154,36 @@ def test_the_store_is_lost_for_half_a_minute(scene: Scene) -> None:
     after = figures(scene, done, Span(105.0, 120.0))
     assert after.ratio == pytest.approx(4.0, rel=0.2)  # of 15 s, with the noise of that
     assert all(s.shared is not None and s.shared.lost_since is None for s in done.schedulers)
+
+
+def test_a_replica_that_crashes_and_begins_anew_floods_no_engine() -> None:
+    """Short answers. The store knows nothing of the dead one's requests at once, and the engine runs them on."""
+    scene = heavy_here(2, slots=64, seconds=80.0)
+    jobs = [replace(j, prompt=j.prompt // 6 + 1, output=j.output // 6 + 1) for j in scene.jobs for _ in range(6)]
+    scene = replace(scene, jobs=jobs)
+    done = scene.shared(faults=(Death(AT_S, 0, back_s=1.0),))
+    assert figures(scene, done, Span(AT_S, 80.0)).waiting[2] <= Q + 4 * 2
+
+    def running(since: float, until: float) -> float:
+        looks = [look.running for look in done.run.looks[0] if since <= look.at < until]
+        return sum(looks) / len(looks)
+
+    assert running(AT_S, AT_S + 5.0) >= 0.8 * running(40.0, AT_S)
+    assert running(AT_S + 5.0, 80.0) >= 0.95 * running(40.0, AT_S)
+
+
+def test_nobody_waits_for_a_replica_that_begins_anew_to_find_out_what_the_engine_can_do() -> None:
+    """At 0.85 of it. Its own window begins at 8, and the other one holds more than that."""
+    rate = 0.85 * capacity(256, 256, engine(64))
+    jobs = by_time(*(arrivals(1, tenant, rate / 2, 80.0) for tenant in "ab"))
+    homes = {"a": (0,), "b": (1,)}
+    scene = Scene(
+        "two that wait for nothing", jobs, a_pool(), Engines(engine(64)), homes, dict.fromkeys(homes, 1.0), 80.0
+    )
+    done = scene.shared(faults=(Death(AT_S, 1, back_s=1.0),))
+    waits = [r.wait for r in done.run.records if r.job.at > 40.0 and r.wait is not None]
+    assert len(waits) > 50
+    assert max(waits) <= 1.0
 
 
 def test_a_store_that_is_emptied_harms_nothing(scene: Scene) -> None:

@@ -9,15 +9,18 @@ Definitions, for one pool; a slot is one of an engine, those of its standing que
     active      slots that a replica holds for tenants that wait, by class
     demand      slots more that it would take for a class
     weight      the part of a class's service that is due to a replica, see `entitlement`
+    promoted    slots of its demand that count one class up now: the next request has waited for `promote_after`, and
+                its turn has come, one dispatch in `promote_every` of all replicas
 
 Rules
     1. Each class with a `min_share` that waits may have that part of the room; then class by class in the order of
        ranks, each as much of what is left as it can use, over all replicas, up to its own limit: one without a
        standing queue leaves that of the others free. So a higher class that waits anywhere takes from a lower one
-       everywhere, as far as it needs.
+       everywhere, as far as it needs. What is promoted of the next class comes before each.
     2. Within a class each replica keeps what is active. What is free goes by weight to those with demand; what one
        cannot use goes to the others, by weight. Where there is less than is active, all give up the same part of it.
-       Then each asks for so many slots more, or less, as it is behind or ahead, see `lag`.
+       Then each asks for so many slots more, or less, as it is behind or ahead, see `lag`. Who has something that is
+       promoted keeps what is active, and has slots for it besides.
     3. What nobody can use is spread evenly over the replicas that are busy: their next arrivals need not ask first.
     4. A replica's part of each endpoint is its steady slots there, and of the room there the part that it has of all.
 
@@ -28,6 +31,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 LEAST_WEIGHT = 1e-6  # of one that waits: others do not know yet that it does
@@ -39,6 +43,12 @@ class Claimant(NamedTuple):
     active: int
     demand: int
     weight: float
+    promoted: int = 0
+
+    @property
+    def kept(self) -> int:
+        """What it has before the class above."""
+        return self.active + self.promoted if self.promoted else 0
 
 
 _NOBODY = Claimant(0, 0, 0.0)
@@ -85,19 +95,13 @@ def divide(
     for cls in classes:
         name = cls.name
         claimants = [r.classes.get(name, _NOBODY) for r in replicas]
-        active, demand = sum(c.active for c in claimants), sum(c.demand for c in claimants)
         amount = amounts[name]
-        if amount < active + demand - 0.5:
+        if amount < sum(c.active + c.demand for c in claimants) - 0.5:
             unmet.add(name)
         mine = claimants[0]
-        if mine is _NOBODY:
-            continue
-        if amount >= active:
-            weights = [max(c.weight, LEAST_WEIGHT) for c in claimants]
-            part = mine.active + fill(amount - active, weights, [c.demand for c in claimants])[0]
-        else:
-            part = mine.active * amount / active
-        got += min(max(0.0, part + behind.get(name, 0.0)), mine.active + mine.demand)
+        if mine is not _NOBODY:
+            least, part = _part(amount, claimants)
+            got += min(max(least, part + behind.get(name, 0.0)), mine.active + mine.demand)
     if me.busy:
         got += left / sum(r.busy for r in replicas)
     of_room = got / room if room > 0.0 else 0.0
@@ -110,17 +114,41 @@ def share_out(
 ) -> tuple[dict[str, float], float]:
     """(slots of each class over all replicas, slots that nobody can use). `steady`: slots that are not up for
     division."""
-    most = {c.name: sum(map(_most, (r.classes.get(c.name, _NOBODY) for r in replicas))) for c in classes}
+    claimants = {c.name: [r.classes.get(c.name, _NOBODY) for r in replicas] for c in classes}
+    most = {name: sum(c.active + c.demand for c in each) for name, each in claimants.items()}
     amounts = dict.fromkeys(most, 0.0)
     left = room
     for cls in classes:
         amounts[cls.name] = min(cls.min_share * room, most[cls.name], left)
         left -= amounts[cls.name]
-    for cls in classes:
-        more = min(most[cls.name] - amounts[cls.name], left, max(0.0, cls.limit - steady - (room - left)))
-        amounts[cls.name] += more
+
+    def give(name: str, asked: float, limit: float) -> None:
+        nonlocal left
+        more = min(max(0.0, asked - amounts[name]), left, max(0.0, limit - steady - (room - left)))
+        amounts[name] += more
         left -= more
+
+    for cls, below in zip_longest(classes, classes[1:]):
+        if below is not None:
+            give(below.name, sum(c.kept for c in claimants[below.name]), max(cls.limit, below.limit))
+        give(cls.name, most[cls.name], cls.limit)
     return amounts, left
+
+
+def _part(amount: float, claimants: Sequence[Claimant]) -> tuple[float, float]:
+    """(the least, what is due by weight) of `amount` for the first of `claimants`."""
+    mine = claimants[0]
+    active, promoted = sum(c.active for c in claimants), sum(c.promoted for c in claimants)
+    if amount >= active + promoted:
+        weights = [max(c.weight, LEAST_WEIGHT) for c in claimants]
+        free = fill(amount - active - promoted, weights, [c.demand - c.promoted for c in claimants])[0]
+        return mine.kept, mine.active + mine.promoted + free
+    kept = sum(c.kept for c in claimants)
+    if mine.promoted:
+        least = mine.kept * min(1.0, amount / kept)
+        return least, least
+    others = sum(c.active for c in claimants if not c.promoted)
+    return 0.0, mine.active * max(0.0, amount - kept) / others if others else 0.0
 
 
 def fill(amount: float, weights: Sequence[float], most: Sequence[float]) -> list[float]:
@@ -149,7 +177,3 @@ def _steady(replica: Replica) -> float:
     if not inside:
         return 0.0
     return max(0.0, 1.0 - sum(c.active for c in replica.classes.values()) / inside)
-
-
-def _most(claimant: Claimant) -> float:
-    return float(claimant.active + claimant.demand)

@@ -28,7 +28,7 @@ from collections import Counter, deque
 from dataclasses import replace
 
 from extproc.core.class_queue import ClassQueue
-from extproc.core.dispatch import full
+from extproc.core.dispatch import aged, full, promotions
 from extproc.core.events import EndpointShare, FlowShare, Synced
 from extproc.core.scheduler import Scheduler
 from extproc.core.sharing.division import LEAST_WEIGHT, Claimant, ClassRule, Replica, divide, whole
@@ -43,19 +43,20 @@ _ME = ""  # among replicas
 _GOLDEN = 0.6180339887498949
 _DUE_S = 5e-5  # between two looks at what is due, for each group of tenants: 0.5 s with 10,000
 _SMOOTH_S = 2.0
-_SILENT_S, _SILENT = 0.5, 3.0  # the longer of: seconds, periods
+_SILENT_S, _SILENT = 0.5, 3.0  # the longest of: seconds, periods, a period and the longest exchange
 
 
 class Sharing:
     """Of one pool at one replica. `now` is by the scheduler's clock, here and in `Heard.sent_at`. Not thread-safe."""
 
-    def __init__(self, pool: str, expected: int, period_s: float, lease_s: float) -> None:
+    def __init__(self, pool: str, expected: int, period_s: float, lease_s: float, timeout_s: float = 0.5) -> None:
         """`expected`: replicas, this one included; `period_s`: between two exchanges; `lease_s`: after which one that
-        is silent counts as dead."""
+        is silent counts as dead; `timeout_s`: after which an exchange has failed."""
         self.pool = pool
         self._expected = expected
         self._period_s = period_s
         self._lease_s = lease_s
+        self._silent_s = max(_SILENT_S, _SILENT * period_s, period_s + timeout_s)
         self._own = OwnFlows()
         self._others: dict[str, OtherReplica] = {}
         self._backlog: dict[str, dict[str, float]] = {}  # class -> tenant -> cost that it has waiting elsewhere
@@ -102,8 +103,13 @@ class Sharing:
         demand = self._own.demand[name] + cls.queue.wide
         if cls.cap is not None:
             demand = min(demand, cls.cap - cls.held())
-        if scheduler.paused or cls.retired or demand <= 0 or full(scheduler, cls, now) or cls.queue.peek(now) is None:
+        promoted = 0
+        if scheduler.paused or cls.retired or demand <= 0 or cls.queue.peek(now) is None:
             demand = 0
+        else:
+            promoted = min(demand, promotions(scheduler, cls, now))
+            if full(scheduler, cls, now):
+                demand = promoted  # which asks for no headroom
         return ClassReport(
             name=name,
             rank=cls.policy.rank,
@@ -112,6 +118,7 @@ class Sharing:
             active=self._own.active[name],
             served=self._served[name],
             weight=self._look_due(name, now) if demand else 0.0,
+            promoted=promoted,
         )
 
     def _note_waiting(self, scheduler: Scheduler) -> None:
@@ -221,13 +228,14 @@ class Sharing:
         waits: dict[str, dict[str, float]] = {}
         served: dict[str, float] = {}
         freed: Counter[str] = Counter()
+        gone: Counter[str] = Counter()
         alive = set()
         for other in heard.others:
             alive.add(other.replica)
             known = self._others.get(other.replica)
             if known is None or known.life != other.life:
-                for key in () if known is None else known.flows:
-                    charged.setdefault(key, 0.0)
+                if known is not None:
+                    self._gone(known, charged, gone)
                 known = self._others[other.replica] = OtherReplica(other.life, other.report)
             before = {e.endpoint: e.freed for e in known.report.endpoints}
             for each in other.report.endpoints:
@@ -240,13 +248,20 @@ class Sharing:
             for name, cost in news.served.items():
                 served[name] = served.get(name, 0.0) + cost
         for name in self._others.keys() - alive:
-            for key in self._others.pop(name).flows:
-                charged.setdefault(key, 0.0)
+            self._gone(self._others.pop(name), charged, gone)
         flows = tuple(self._flow(key, cost) for key, cost in charged.items())
         self._learn(scheduler, waits, sum(freed.values()), now)
         inside = self._inside()
+        limits = self._least_limits()
         endpoints = tuple(
-            EndpointShare(name, self._claim(heard, name, inside[name]), inside[name], freed[name])
+            EndpointShare(
+                name,
+                self._claim(heard, name, inside[name]),
+                inside[name],
+                freed[name],
+                gone[name],
+                max(0.0, limits.get(name, 0.0) - scheduler.q_max),
+            )
             for name in scheduler.windows
         )
         self._claims = {e.endpoint: e.claim for e in endpoints}
@@ -257,14 +272,32 @@ class Sharing:
             flows=flows,
             served=served,
             closed_above=self._closed_above,
+            ageing=self._ageing(scheduler, now),
         )
+
+    @staticmethod
+    def _gone(dead: OtherReplica, charged: dict[Key, float], gone: Counter[str]) -> None:
+        for key in dead.flows:
+            charged.setdefault(key, 0.0)
+        for each in dead.report.endpoints:
+            gone[each.endpoint] += each.in_flight
+
+    def _ageing(self, scheduler: Scheduler, now: float) -> float:
+        """The part of all promotions that is due here: that of the service of the class that they are of."""
+        here = [cls.policy.name for cls in scheduler.classes if aged(cls, now) is not None]
+        return max((self._part(name) for name in here), default=1.0)
+
+    def _part(self, name: str) -> float:
+        own = max(self._due.get(name, 0.0), LEAST_WEIGHT)
+        told = (c for other in self._others.values() for c in other.report.classes)
+        return own / (own + sum(max(c.weight, LEAST_WEIGHT) for c in told if c.name == name and c.demand))
 
     def _current(self, other: Other) -> PoolReport:
         """Of one that is silent nobody knows what it has waiting: it may be dead, and who makes room for it does so in
         vain."""
-        if other.age_s <= max(_SILENT_S, _SILENT * self._period_s):
+        if other.age_s <= self._silent_s:
             return other.report
-        return replace(other.report, classes=tuple(replace(c, demand=0) for c in other.report.classes))
+        return replace(other.report, classes=tuple(replace(c, demand=0, promoted=0) for c in other.report.classes))
 
     def _claim(self, heard: Heard, endpoint: str, others: int) -> float:
         left = self._limits.get(endpoint, 0.0) - others
@@ -365,4 +398,6 @@ class Sharing:
 
 
 def _replica(inside: list[int], classes: tuple[ClassReport, ...], busy: bool) -> Replica:
-    return Replica(inside, {c.name: Claimant(c.active, c.demand, c.weight) for c in classes if c.demand}, busy)
+    return Replica(
+        inside, {c.name: Claimant(c.active, c.demand, c.weight, c.promoted) for c in classes if c.demand}, busy
+    )

@@ -31,6 +31,7 @@ class ClassReport:
     active: int  # slots held by tenants of the class that have something waiting in it
     served: float  # cost that was charged, ever; only grows
     weight: float  # part of the class's service that is due here: over all replicas about 1; 0 where nothing waits
+    promoted: int = 0  # slots of `demand` that count one class up now
 
 
 @dataclass(frozen=True, slots=True)

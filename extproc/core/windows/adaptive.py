@@ -18,6 +18,8 @@ R, the engine's slots, is learnt where engines have few; on large ones it hardly
                         come and gone for over a second (see `base`)
     too slow            a page whose own latency is over the limit does not raise R
     max_num_seqs        where the policy gives it, R starts there and is never probed beyond
+    other replicas      until something has waited, R is at least what they have found: a replica that begins while the
+                        others fill an engine would have nothing until its own probing has come as far
 
 q is the class's standing queue: a class without one fills R and no more. Limits are rounded up to whole requests:
 one goes while fewer than the limit are inside.
@@ -214,9 +216,18 @@ class Adaptive(Window):
         elif (each := self._beyond.pop(request, None)) is not None:
             self.prefill.leave(each, now)
 
-    def share(self, claim: float, others: int, freed: int, until: float, now: float) -> None:
-        super().share(claim, others, freed, until, now)
+    def share(
+        self, claim: float, others: int, freed: int, until: float, now: float, gone: int = 0, known: float = 0.0
+    ) -> None:
+        super().share(claim, others, freed, until, now, gone, known)
         self._take_part(now)
+
+    def _take_over(self, known: float) -> None:
+        if self._slow_start and known > self.capacity:
+            self.capacity = known
+            if self.latency.itl_s is None:
+                self.latency.window = max(self.latency.window, known)
+            self._bound()
 
     def _take_part(self, now: float) -> None:
         """Of the KV cache and of the unanswered prompts as much is ours as of the slots."""

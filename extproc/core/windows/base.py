@@ -394,15 +394,26 @@ class Window:
                 self.guests -= slots
             self._end_of_overfull()
 
-    def share(self, claim: float, others: int, freed: int, until: float, now: float) -> None:
+    def share(
+        self, claim: float, others: int, freed: int, until: float, now: float, gone: int = 0, known: float = 0.0
+    ) -> None:
         """Word of the other replicas: they hold `others` slots, and have freed `freed` since the last word. Ours may
-        hold `claim`, up to the time `until`."""
+        hold `claim`, up to the time `until`. `gone`: slots of replicas that have died since. They count as foreign, or
+        all these would be filled anew before a page shows that the engine has no room for them. `known`: slots that the
+        engine runs at once, as far as the others have seen: a window that has just begun takes it over."""
+        if known:
+            self._take_over(known)
         rises = others > self.others
         if others != self.others:
             history = self._history
             if now - history.changed_at >= GRAIN_S:
                 history.note(self.in_flight + self.others, now)
             self.others = others
+        if gone and self.counts_foreign:
+            self._history.less(gone)
+            self._foreign += gone
+            self._foreign_known = False  # the next page says how many
+            self.unknown = int(self._foreign + 0.5)
         self._freed += freed
         self.shares, self.claim, self.claim_until = True, claim, until
         last = self._last
@@ -415,6 +426,9 @@ class Window:
             self.foreign = others + self.unknown
             self._end_of_overfull()
         self._fresh(self._fresh_to)
+
+    def _take_over(self, known: float) -> None:
+        """For controllers that learn."""
 
     def read_by(self, replicas: int) -> None:
         """So many replicas read the engine's pages now."""

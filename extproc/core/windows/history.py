@@ -30,6 +30,10 @@ class History:
         while past[0][0] < now - BACK_S:
             past.popleft()
 
+    def less(self, count: int) -> None:
+        """So many of all that were counted are not ours."""
+        self._past = deque((until, max(0, before - count)) for until, before in self._past)
+
     def around(self, at: float, count: int) -> tuple[int, int]:
         """The count at time `at`, and the largest one from five seconds before it until now; it is `count` now."""
         then = largest = count
