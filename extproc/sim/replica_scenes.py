@@ -178,10 +178,9 @@ def ageing(*, homes: Sequence[int] = (1,), long: int = 1, slots: int = 64, secon
     loads = [list(arrivals(1, name, 0.4 * rate / len(batch), seconds, cls="batch")) for name in batch]
     loads = [[replace(job, output=long * job.output) for job in load] for load in loads]
     jobs = by_time(arrivals(1, "a", 1.5 * rate, seconds), *loads)
-    at: dict[str, tuple[int, ...]] = {"a": (0,)} | {name: (n,) for name, n in zip(batch, homes, strict=True)}
+    at: dict[str, tuple[int, ...]] = {"a": (0,), **{name: (n,) for name, n in zip(batch, homes, strict=True)}}
     title = f"interactive at one replica, batch that has waited for its promote_after at {len(batch)}"
-    weights: dict[str, float] = dict.fromkeys([*at], 1.0)
-    return Scene(title, jobs, policy, Engines(engine(slots)), at, weights, seconds)
+    return Scene(title, jobs, policy, Engines(engine(slots)), at, dict.fromkeys(at, 1.0), seconds)
 
 
 def coming_and_going(*, replicas: int = 2, slots: int = 64, seconds: float = 240.0, seed: int = 1) -> Scene:
