@@ -21,8 +21,7 @@ class Tape(Protocol):
 
 
 class Origin(NamedTuple):
-    """Where a request comes from, as far as its scheduler is not told. Where traces are on one is made for each
-    request, and to make a frozen dataclass takes three times as long."""
+    """Where a request comes from that is traced, as far as its scheduler is not told."""
 
     traceparent: str  # W3C Trace Context: of Envoy's own span where it has one, else of the client; empty: neither has
     tracestate: str
@@ -41,7 +40,7 @@ class SchedulerJournal(Protocol):
 class Journal(SchedulerJournal, Protocol):
     """What is told of single requests, in the log and as spans. Never raises."""
 
-    tracing: bool  # whether it wants `begin`
+    tracing: bool  # whether it is to be asked what it samples
 
     @property
     def of_observers(self) -> SchedulerJournal:
@@ -50,8 +49,12 @@ class Journal(SchedulerJournal, Protocol):
     def coming(self, request_id: str, x_request_id: str) -> None:
         """A request is about to arrive at its scheduler. `x_request_id`: what Envoy calls it; empty: nothing."""
 
+    def samples(self, traceparent: str) -> bool:
+        """Whether a request is traced, where any is: to be asked once for each, before all else is found out that
+        `begin` wants. `traceparent`: as that of `Origin`."""
+
     def begin(self, request_id: str, origin: Origin) -> None:
-        """The same, where `tracing`."""
+        """A request is about to arrive at its scheduler, and is traced."""
 
     def followed(self, request_id: str) -> bool:
         """Whether it wants `first_byte` of this request."""

@@ -283,7 +283,11 @@ class ExternalProcessor:
         if self._journal is not None:
             self._journal.coming(event.id, place.request_id)
             if self._journal.tracing:
-                self._journal.begin(event.id, _origin(exchange.metadata, facts))
+                trace = _trace(exchange.metadata, facts)
+                parent = trace.get("traceparent", "")
+                if self._journal.samples(parent):
+                    state = trace.get("tracestate", "")
+                    self._journal.begin(event.id, Origin(parent, state, facts.model, facts.path, facts.stream))
         exchange.metadata = ()  # it may wait long, among many
         waiter = place.driver.arrive(event)
         if waiter.done():
@@ -464,12 +468,10 @@ class ExternalProcessor:
         await self._follow(exchange, side)
 
 
-def _origin(metadata: Metadata, facts: Facts) -> Origin:
-    """Envoy puts the trace of its own span for this stream into the stream's metadata, where it traces."""
-    told: Mapping[str, str] = facts.headers
+def _trace(metadata: Metadata, facts: Facts) -> Mapping[str, str]:
+    """What has the trace headers of a request. Envoy puts the trace of its own span for this stream into the stream's
+    metadata, where it traces."""
     for key, _ in metadata:
         if key == "traceparent":
-            told = {key: str(value) for key, value in metadata if key in TRACE_HEADERS}
-            break
-    parent, state = told.get("traceparent", ""), told.get("tracestate", "")
-    return Origin(parent, state, facts.model, facts.path, facts.stream)
+            return {key: str(value) for key, value in metadata if key in TRACE_HEADERS}
+    return facts.headers

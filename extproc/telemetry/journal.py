@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 import structlog
@@ -51,7 +51,12 @@ class Origin(Protocol):
 
 
 class Requests(Protocol):
-    """Lines of single requests, see `request_log`. It is told of arrivals, ends, and whatever has effects."""
+    """Lines of single requests, see `request_log`. It is told of arrivals, of ends of those that wait, and of whatever
+    has effects."""
+
+    @property
+    def waiting(self) -> Collection[str]:
+        """Requests that wait, as far as it knows. Always the same object."""
 
     def seen(self, scheduler: Scheduler, event: Event, now: float, effects: Sequence[Effect]) -> None: ...
 
@@ -71,21 +76,35 @@ class Changes(Protocol):
 class Tracer(Protocol):
     """Spans, see `traces`."""
 
-    def begin(self, request_id: str, origin: Origin, /) -> None: ...
+    @property
+    def open(self) -> Collection[str]:
+        """Requests that are followed. Always the same object."""
 
-    def followed(self, request_id: str, /) -> bool: ...
+    def samples(self, traceparent: str, /) -> bool: ...
+
+    def begin(self, request_id: str, origin: Origin, /) -> None: ...
 
     def first_byte(self, request_id: str, after_s: float, /) -> None: ...
 
     def seen(self, scheduler: Scheduler, event: Event, now: float, effects: Sequence[Effect]) -> None: ...
 
 
+class Sampler(Protocol):
+    """What is looked at again and again, see `sampler`."""
+
+    @property
+    def quiet(self) -> bool:
+        """Whether it is to be woken, should anything come."""
+
+    def wake(self) -> None: ...
+
+
 class Journal:
-    """`wake` is called for every event, before all else. Nothing here raises."""
+    """The sampler is woken before all else. Nothing here raises."""
 
     def __init__(
         self,
-        wake: Callable[[], None],
+        sampler: Sampler,
         requests: Requests | None,
         changes: Changes | None,
         tracer: Tracer | None,
@@ -96,10 +115,13 @@ class Journal:
         """None: nobody wants it. `fault`: counts one, `FAULT`. `decided`: is told of verdicts, with the name
         of the pool, see `history`."""
         self.tracing = tracer is not None
-        self._wake = wake
+        self._sampler = sampler
         self._requests = requests
         self._changes = changes
         self._tracer = tracer
+        # Looked into here: most requests go as they come, and are not traced, and each call costs as much as the look.
+        self._waiting: Collection[str] = () if requests is None else requests.waiting
+        self._followed: Collection[str] = () if tracer is None else tracer.open
         self._fault = fault
         self._clock = clock
         self._decided = decided
@@ -119,7 +141,7 @@ class Journal:
 
     def followed(self, request_id: str) -> bool:
         """Whether it has spans, and is not over."""
-        return self._tracer is not None and self._tracer.followed(request_id)
+        return request_id in self._followed
 
     def first_byte(self, request_id: str, after_s: float) -> None:
         """The first byte of its answer came so long after its first arrival."""
@@ -129,8 +151,17 @@ class Journal:
             except Exception:
                 self._failed("traces")
 
+    def samples(self, traceparent: str) -> bool:
+        """Whether a request is to have spans, that comes with this trace (W3C Trace Context); empty: with none."""
+        if self._tracer is not None:
+            try:
+                return self._tracer.samples(traceparent)
+            except Exception:
+                self._failed("traces")
+        return False
+
     def begin(self, request_id: str, origin: Origin) -> None:
-        """A request is about to arrive at its scheduler, and may be traced."""
+        """A request is about to arrive at its scheduler, and is to have spans."""
         if self._tracer is not None:
             try:
                 self._tracer.begin(request_id, origin)
@@ -141,34 +172,29 @@ class Journal:
         """A scheduler has taken in an event. It is only read."""
         kind: type = type(event)
         it: Any = event
-        page = kind is Scraped or kind is ScrapeFailed
+        if self._sampler.quiet and (scheduler.requests or kind not in _PAGES):  # they come while nothing happens, too
+            self._woken()
         decided = False
         for effect in effects:
             if type(effect) is not Settled:  # a cost is for spans alone, and comes with each request
                 decided = True
                 break
-        # As `_woken` and `_told_of` do it; written out, since each event comes this way.
-        if not page or scheduler.requests:  # engines are read while nothing happens, too
-            try:
-                self._wake()
-            except Exception:
-                self._failed("sampler")
-        if decided and self._decided is not None:
+        if decided and self._decided is not None:  # as `_told_of` does it: each request comes this way
             try:
                 self._decided(scheduler.policy.name, effects)
             except Exception:
                 self._failed("history")
-        if self._requests is not None and (decided or kind is Arrive or kind is End):
+        if self._requests is not None and (decided or kind is Arrive or (kind is End and it.id in self._waiting)):
             try:
                 self._requests.seen(scheduler, event, now, effects)
             except Exception:
                 self._failed("request_log")
-        if self._tracer is not None:
+        if self._followed and self._tracer is not None:
             try:
                 self._tracer.seen(scheduler, event, now, effects)
             except Exception:
                 self._failed("traces")
-        if page and self._changes is not None:
+        if kind in _PAGES and self._changes is not None:
             try:
                 self._changes.page(scheduler, it.endpoint, now)
             except Exception:
@@ -176,7 +202,8 @@ class Journal:
 
     def denied(self, reason: Reason, message: str, model: str | None, x_request_id: str) -> None:
         """A request was refused before it reached a scheduler."""
-        self._woken()
+        if self._sampler.quiet:
+            self._woken()
         if self._requests is not None:
             try:
                 self._requests.denied(reason, message, model, x_request_id)
@@ -185,7 +212,7 @@ class Journal:
 
     def observed(self, scheduler: Scheduler, event: Event, effects: Sequence[Effect]) -> None:
         """Likewise, of requests that pass, and what would become of them."""
-        if scheduler.requests or not isinstance(event, _PAGES):
+        if self._sampler.quiet and (scheduler.requests or not isinstance(event, _PAGES)):
             self._woken()
         if effects:
             self._told_of(scheduler.policy.name + OBSERVED, effects)
@@ -199,7 +226,7 @@ class Journal:
 
     def _woken(self) -> None:
         try:
-            self._wake()
+            self._sampler.wake()
         except Exception:
             self._failed("sampler")
 

@@ -93,7 +93,7 @@ class RequestLog:
         """`clock`: that of the schedulers. `left_out`: is told of lines that were not written, by kind."""
         self._clock = clock
         self._count_left_out = left_out
-        self._held: dict[str, _Held] = {}
+        self.waiting: dict[str, _Held] = {}
         self._arrivals: list[list[tuple[float, int, _Held]]] = []  # `sorted_blocks` of those that are not looked at yet
         self._numbers = itertools.count()
         self._left_out: Counter[tuple[str, str]] = Counter()  # kind, reason
@@ -120,15 +120,16 @@ class RequestLog:
     def seen(self, scheduler: Scheduler, event: Event, now: float, effects: Sequence[Effect]) -> None:
         """A scheduler has taken in `event` and decided on `effects`."""
         if type(event) is Arrive:
-            request = scheduler.requests.get(event.id)
-            if request is not None and request.state is _QUEUED:
-                self._hold(request, scheduler)
-        elif type(event) is End and event.id in self._held and (held := self._drop(event.id)) is not None:
+            if scheduler.queued:
+                request = scheduler.requests.get(event.id)
+                if request is not None and request.state is _QUEUED:
+                    self._hold(request, scheduler)
+        elif type(event) is End and (held := self._drop(event.id)) is not None:
             self._left(held, now)
         for effect in effects:
             if type(effect) is Release:
                 slow = effect.waited_s > self._slow_after
-                if slow or effect.id in self._held:  # most go as they come, and cost no call
+                if slow or effect.id in self.waiting:  # most go as they come, and cost no call
                     held = self._drop(effect.id)
                     if slow:
                         self._released(scheduler, held, effect)
@@ -160,14 +161,14 @@ class RequestLog:
             held.looked_at = True
             if held.request.state is _QUEUED:
                 held.why = self._look(held, now, classes, alone=spent < _EXPLAIN_S)
-            elif self._held.get(held.request.id) is held:
-                del self._held[held.request.id]  # a fault has lost the word
+            elif self.waiting.get(held.request.id) is held:
+                del self.waiting[held.request.id]  # a fault has lost the word
 
     # -- who waits --------------------------------------------------------------------------------
 
     def _hold(self, request: Request, scheduler: Scheduler) -> None:
         number = next(self._numbers)
-        held = self._held[request.id] = _Held(request, scheduler, number, self._id_of(request.id))
+        held = self.waiting[request.id] = _Held(request, scheduler, number, self._id_of(request.id))
         insert(self._arrivals, (request.arrival, number, held))
 
     def _id_of(self, ticket: str, held: _Held | None = None) -> str:
@@ -177,7 +178,7 @@ class RequestLog:
         return self._coming[1] if self._coming[0] == ticket else ""
 
     def _drop(self, request_id: str) -> _Held | None:
-        held = self._held.pop(request_id, None)
+        held = self.waiting.pop(request_id, None)
         if held is not None and not held.looked_at:
             remove(self._arrivals, (held.request.arrival, held.number, held))
         return held

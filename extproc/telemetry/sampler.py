@@ -2,8 +2,9 @@
 
 One timer on the loop, a second long while requests are in the books or come, and none at all when nothing happens.
 
-    wake    is called for every event, but for engines' pages while the books are empty. The first one after a tick says
-            that something came, and sets the timer if it is not set; all others are one comparison
+    wake    is called for an event that comes while it is `quiet`, but for engines' pages while the books are empty. The
+            first one after a tick says that something came, and sets the timer if it is not set; for all others it is
+            not quiet, and nobody calls
     tick    tells how late it is (what keeps the loop kept the timer too) and calls `ticks`
     sample  the first tick in each step of `STEP_S` of the clock: history, change log, and fairness is looked at
     end     when nothing has come since the last tick and the books are empty, one more sample is taken at the next
@@ -81,7 +82,7 @@ class Sampler:
         self._fault = fault
         self._changes = changes
         self._timer: asyncio.TimerHandle | None = None
-        self._quiet = True  # nothing has come since the last tick
+        self.quiet = True  # nothing has come since the last tick
         self._closed = False
         self._step = -1  # that the last sample was taken in
         self._meters: dict[str, dict[str, tuple[FairnessMeter, Callable[[], float]]]] = {}
@@ -90,7 +91,7 @@ class Sampler:
 
     def wake(self) -> None:
         """Something happens."""
-        if self._quiet:
+        if self.quiet:
             self._stir()
 
     def fairness(self) -> Mapping[str, Mapping[str, Fairness]]:
@@ -107,7 +108,7 @@ class Sampler:
 
     def close(self) -> None:
         """No tick comes any more."""
-        self._closed, self._quiet = True, False
+        self._closed, self.quiet = True, False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -115,7 +116,7 @@ class Sampler:
     # -- inside -----------------------------------------------------------------------------------
 
     def _stir(self) -> None:
-        self._quiet = False
+        self.quiet = False
         timer = self._timer
         if timer is not None:
             if timer.when() <= self._loop.time() + TICK_S:
@@ -129,7 +130,7 @@ class Sampler:
     def _tick(self) -> None:
         now, timer = self._loop.time(), self._timer
         self._timer = None
-        came, self._quiet = not self._quiet, True
+        came, self.quiet = not self.quiet, True
         step = int(now // STEP_S)
         sampled, self._step = step != self._step, step
         if timer is not None:

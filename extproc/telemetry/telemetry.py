@@ -49,7 +49,7 @@ class Telemetry:
             changes=changes,
             history=self.history,
         )
-        self.journal = Journal(sampler.wake, requests, changes, self._tracer, metrics.fault, decided=self.history.seen)
+        self.journal = Journal(sampler, requests, changes, self._tracer, metrics.fault, decided=self.history.seen)
 
     def configure(self, settings: Settings) -> None:
         """Go by `settings` from now on, as far as that needs no restart."""

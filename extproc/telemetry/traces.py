@@ -1,7 +1,8 @@
 """Spans of sampled requests, over OTLP: the side of the event loop.
 
-    begin    which requests are followed: by the sampled flag of the trace that a request comes with (W3C Trace
+    samples  which requests are followed: by the sampled flag of the trace that a request comes with (W3C Trace
              Context), else one in so many
+    begin    one is followed from now on
     seen     what happens to them is taken down, as plain values
     the end  of a request (its stream is over and its cost is final; or it was refused, or left) hands its record on to
              a thread, which makes the spans and sends them (`traces_export`, `traces_spans`)
@@ -10,7 +11,7 @@ Two spans: `fairlane request`, from the arrival to the end of its stream, and in
 scheduler's clock says when: nothing is measured here.
 
 A request that is not followed costs one look into a table for each of its events. While nobody is followed, not even
-that.
+that: `open` is empty, and nobody calls.
 
 What holds a class is found out when a request that is followed begins to wait, for `_LOOKS_PER_S` of them, and, while
 one waits, with the pages, once a second for each pool. It is of the class, not of the single request: to say what holds
@@ -127,7 +128,8 @@ class Tracer:
         if settings.otlp is None:
             return None
         try:
-            from extproc.telemetry.traces_spans import SpansError, make_spans
+            from extproc.telemetry.traces_exporter import SpansError
+            from extproc.telemetry.traces_spans import make_spans
 
             spans = make_spans(settings, version, dropped)
         except ImportError as error:
@@ -159,7 +161,7 @@ class Tracer:
         self._dropped = dropped
         self._most_open = most_open
         self._chance = chance
-        self._open: dict[str, Record] = {}
+        self.open: dict[str, Record] = {}  # by request: those that are followed
         self._pools: dict[str, _Pool] = {}
         self._looks = 0  # for requests that began to wait, since then
         self._looks_since = -math.inf
@@ -180,34 +182,32 @@ class Tracer:
             Settled: self._settled,
         }
 
+    def samples(self, traceparent: str) -> bool:
+        """Whether a request is to be followed, that comes with this trace; empty: with none."""
+        if traceparent:
+            sampled = sampled_flag(traceparent)
+            if sampled is not None:
+                return sampled
+        return self._chance() < self._sample
+
     def begin(self, request_id: str, origin: Origin) -> None:
-        """A request is about to arrive at its scheduler."""
-        parent = origin.traceparent
-        sampled = sampled_flag(parent) if parent else None
-        if sampled is None:
-            parent = ""
-            sampled = self._chance() < self._sample
-        if not sampled:
-            return
-        if len(self._open) >= self._most_open:
+        """A request is about to arrive at its scheduler, and is followed."""
+        parent = "" if sampled_flag(origin.traceparent) is None else origin.traceparent
+        if len(self.open) >= self._most_open:
             self._give_up_oldest()
         state = origin.tracestate if parent and len(origin.tracestate) <= _MOST_HEADER else ""
         model = None if origin.model is None else cut(origin.model)
-        self._open[request_id] = Record(request_id, parent, state, model, cut(origin.path), origin.stream)
-
-    def followed(self, request_id: str) -> bool:
-        """Whether its record is open."""
-        return request_id in self._open
+        self.open[request_id] = Record(request_id, parent, state, model, cut(origin.path), origin.stream)
 
     def first_byte(self, request_id: str, after_s: float) -> None:
         """The first byte of its answer came so long after its first arrival: as Envoy's access log has it."""
-        record = self._open.get(request_id)
+        record = self.open.get(request_id)
         if record is not None and record.first_byte_at is None and record.arrival is not None:
             record.first_byte_at = record.arrival + after_s
 
     def seen(self, scheduler: Scheduler, event: Event, now: float, effects: Sequence[Effect]) -> None:
         """A scheduler has taken in an event. To be read only."""
-        requests = self._open
+        requests = self.open
         if not requests:
             return
         record: Record | None = None
@@ -231,7 +231,8 @@ class Tracer:
 
     def close(self) -> None:
         """Send what is over, for so long as that may take (2.5 s), and end. Blocks."""
-        records, self._open, self._pools = list(self._open.values()), {}, {}
+        records, self._pools = list(self.open.values()), {}
+        self.open.clear()
         given_up = 0
         for record in records:
             if record.ended_at is not None:  # its cost is not final yet
@@ -280,7 +281,7 @@ class Tracer:
             return
         record.ended_at = now
         if record.arrival is None:  # its scheduler failed over its arrival
-            del self._open[record.id]
+            del self.open[record.id]
             self._dropped("fault", SPANS)
         elif record.verdict_at is None:
             self._leaves(record)
@@ -315,12 +316,12 @@ class Tracer:
         return at
 
     def _finish(self, record: Record) -> None:
-        del self._open[record.id]
+        del self.open[record.id]
         self._export.offer(record)
 
     def _give_up_oldest(self) -> None:
-        record = next(iter(self._open.values()))
-        del self._open[record.id]
+        record = next(iter(self.open.values()))
+        del self.open[record.id]
         self._leaves(record)
         self._dropped("too_many_open", SPANS)
 

@@ -1,5 +1,5 @@
-"""Makes spans of records, with OpenTelemetry's SDK, and sends them with its OTLP exporters. Imported only where traces
-are on, and at work in one thread.
+"""Makes spans of records, of the class that OpenTelemetry's SDK has for those that are over, and sends them with its
+OTLP exporters. Imported only where traces are on, and at work in one thread.
 
     fairlane request   arrival .. end of the stream     first_token or first_byte, faults of endpoints, evicted, settled
       fairlane wait    arrival .. verdict               enqueued, gate_closed, hold_changed, released
@@ -15,10 +15,6 @@ answer, header or key is among them; what a client named (tenant, model) is cut 
 The exporters tell what goes wrong in their own logs alone. Those are kept from standard error (`traces_complaints`);
 the last one is what `Spans.send` returns.
 
-To the HTTP exporter any status below 400 means that the spans have been taken, and it follows no redirect: spans would
-be lost unseen. So its session takes a redirect for an error. A session that a credential provider makes
-(OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER) is left as it is: the exporter shows it to nobody.
-
 Standard environment variables hold for all that `telemetry.traces` does not say: OTEL_EXPORTER_OTLP_HEADERS,
 _CERTIFICATE, _TIMEOUT, _COMPRESSION, OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_SPAN_*_LIMIT. Which requests
 are followed is decided before (OTEL_TRACES_SAMPLER means nothing here).
@@ -29,38 +25,34 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
+from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.context import Context
-from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.environment_variables import OTEL_SDK_DISABLED
+from opentelemetry.sdk.trace import Event, ReadableSpan, SpanLimits
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON
-from opentelemetry.trace import Span, Status, StatusCode, set_span_in_context
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+from opentelemetry.sdk.util import BoundedList
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from extproc.config.telemetry import Traces
 from extproc.config.units import split_host_port
 from extproc.telemetry.printable import printable
 from extproc.telemetry.traces_complaints import Complaints, while_made, without_credentials
+from extproc.telemetry.traces_exporter import SpansError, make_exporter, service_of
 from extproc.telemetry.traces_record import Held, Record, Refused
 
 if TYPE_CHECKING:
-    import requests
+    from opentelemetry.util.types import AttributeValue
 
 log = structlog.get_logger()
 
-_Attributes = dict[str, str | int | float | bool]
-
-_GRPC_PORT = 4317
-_HTTP_PATH = "/v1/traces"
-_SESSIONS = (
-    "OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER",
-    "OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER",
-)
+Attributes = dict[str, str | int | float | bool]
 
 # Endings of paths, the more special ones first.
 _OPERATIONS = (
@@ -79,16 +71,34 @@ _OPERATIONS = (
 )
 _OTHER = "other"
 
+_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+_UNSET = Status(StatusCode.UNSET)
 
-class SpansError(Exception):
-    """Spans cannot be sent. The message names the cause and the cure."""
+
+class Moment(NamedTuple):
+    """An event of a span."""
+
+    name: str
+    attributes: Attributes
+    at: float
+
+
+class Told(NamedTuple):
+    """A span."""
+
+    name: str
+    attributes: Attributes
+    events: list[Moment]
+    error: str | None  # a sentence; None: its status is not set
+    start: float
+    end: float
 
 
 def make_spans(settings: Traces, version: str, dropped: Callable[[str, int], None]) -> Spans:
     """`settings.otlp` is set. Raises SpansError, and ImportError where an exporter is not installed."""
     try:
         with while_made():
-            return Spans(_exporter(settings), version, dropped)
+            return Spans(make_exporter(settings), version, dropped)
     except (SpansError, ImportError):
         raise
     except Exception as error:  # the environment is read in many places, each with errors of its own
@@ -97,11 +107,6 @@ def make_spans(settings: Traces, version: str, dropped: Callable[[str, int], Non
             f"telemetry.traces: no exporter can be made ({told}); are the environment variables right that begin with "
             "OTEL_?"
         ) from error
-
-
-def operation(path: str) -> str:
-    """Name of what a request asks for, as `gen_ai.operation.name`. One of few, whatever the path."""
-    return next((name for ending, name in _OPERATIONS if path.endswith(ending)), _OTHER)
 
 
 class Spans:
@@ -123,10 +128,11 @@ class Spans:
         self._faulty = False
         self._epoch = epoch
         self._clock = clock
-        self._ended = _Ended()
-        provider = TracerProvider(sampler=ALWAYS_ON, resource=_resource(version), shutdown_on_exit=False)
-        provider.add_span_processor(self._ended)
-        self._tracer = provider.get_tracer("fairlane", version)
+        self._resource = service_of(version)
+        self._scope = InstrumentationScope("fairlane", version)
+        self._limits = SpanLimits()
+        self._ids = RandomIdGenerator()
+        self._disabled = os.environ.get(OTEL_SDK_DISABLED, "").strip().lower() == "true"
         self._propagator = TraceContextTextMapPropagator()
         self._offset = 0.0  # from `clock` to the time of day
         for cls in type(exporter).__mro__:
@@ -136,18 +142,20 @@ class Spans:
 
     def send(self, records: Sequence[Record]) -> str | None:
         """What went wrong; None: the collector has them."""
+        if self._disabled:
+            return None
         self._offset = self._epoch() - self._clock()  # anew each time: the time of day may be set
+        spans: list[ReadableSpan] = []
         for record in records:
             try:
-                self._make(record)
+                spans += self._made(record)
             except Exception:  # one must not take the others with it
                 self._dropped("fault", 2)
                 if not self._faulty:
                     self._faulty = True
                     log.exception("span_fault")
             time.sleep(0)  # the event loop may have its turn
-        spans = self._ended.take()
-        if not spans:  # OTEL_SDK_DISABLED
+        if not spans:
             return None
         try:
             result = self._exporter.export(spans)
@@ -164,90 +172,145 @@ class Spans:
 
     # -- one request ------------------------------------------------------------------------------
 
-    def _make(self, record: Record) -> None:
-        arrival = record.queued_at if record.arrival is None else record.arrival
-        ended = record.verdict_at if record.ended_at is None else record.ended_at
-        end = max(arrival, arrival if ended is None else ended)
-        request = self._tracer.start_span(
-            "fairlane request", self._parent(record), attributes=_of_request(record), start_time=self._ns(arrival)
+    def _made(self, record: Record) -> tuple[ReadableSpan, ReadableSpan]:
+        """(wait, request)"""
+        parent = self._parent(record)
+        request = self._context(parent)
+        return (
+            self._span(wait_of(record), self._context(request), request),
+            self._span(request_of(record), request, parent),
         )
-        self._wait(record, request, arrival, end)
-        for fault in record.faults:
-            where: _Attributes = {} if fault.endpoint is None else {"fairlane.endpoint": printable(fault.endpoint)}
-            request.add_event(fault.name, where, self._ns(fault.at))
-        if record.first_token_at is not None:
-            request.add_event("first_token", None, self._ns(record.first_token_at))
-        elif record.first_byte_at is not None:
-            request.add_event("first_byte", None, self._ns(record.first_byte_at))
-        if record.evicted is not None:
-            request.add_event("evicted", _of_refusal(record.evicted), self._ns(record.evicted.at))
-        if record.settled is not None:
-            request.add_event("settled", _of_cost(record), self._ns(record.settled.at))
-        error = _error(record)
-        if error is not None:
-            request.set_attribute("error.type", error[0])
-            request.set_status(Status(StatusCode.ERROR, error[1]))
-        request.end(self._ns(end))
 
-    def _wait(self, record: Record, request: Span, arrival: float, end: float) -> None:
-        verdict_at = end if record.verdict_at is None else record.verdict_at
-        attributes: _Attributes = {
-            "fairlane.pool": record.pool,
-            "fairlane.class": record.cls,
-            "fairlane.outcome": _outcome(record),
-            "fairlane.queue_wait_seconds": max(0.0, verdict_at - arrival),
-        }
-        wait = self._tracer.start_span(
-            "fairlane wait",
-            set_span_in_context(request, Context()),
-            attributes=attributes,
-            start_time=self._ns(arrival),
+    def _span(self, told: Told, context: SpanContext, parent: SpanContext | None) -> ReadableSpan:
+        """As it is when it is over. To begin one of the SDK's, add to it and end it costs more than three times as
+        much, most of it for locks and checks."""
+        limits = self._limits
+        events: Sequence[Event] = [
+            Event(name, _within(its, limits.max_event_attributes, limits.max_attribute_length), self._ns(at))
+            for name, its, at in told.events
+        ]
+        if limits.max_events is not None and len(events) > limits.max_events:
+            events = BoundedList.from_seq(limits.max_events, events)
+        return ReadableSpan(
+            told.name,
+            context,
+            parent,
+            self._resource,
+            _within(told.attributes, limits.max_span_attributes, limits.max_span_attribute_length),
+            events,
+            status=_UNSET if told.error is None else Status(StatusCode.ERROR, told.error),
+            start_time=self._ns(told.start),
+            end_time=self._ns(told.end),
+            instrumentation_scope=self._scope,
         )
-        held = record.held
-        wait.add_event("enqueued", {} if held is None else _of_hold(held), self._ns(record.queued_at))
-        if held is not None and held.kind == "gate":
-            wait.add_event("gate_closed", _of_hold(held), self._ns(max(held.at, record.queued_at)))
-        for hold in record.holds:
-            wait.add_event("gate_closed" if hold.kind == "gate" else "hold_changed", _of_hold(hold), self._ns(hold.at))
-        if record.endpoint is not None:
-            released: _Attributes = {"fairlane.priority": record.priority}
-            if not record.by_envoy:
-                released["fairlane.endpoint"] = record.endpoint
-            wait.add_event("released", released, self._ns(verdict_at))
-        if record.refused is not None:
-            wait.set_attribute("error.type", record.refused.code)
-            wait.set_status(Status(StatusCode.ERROR, printable(record.refused.message)))
-        wait.end(self._ns(max(arrival, verdict_at)))
 
-    def _parent(self, record: Record) -> Context:
+    def _context(self, parent: SpanContext | None) -> SpanContext:
+        """Of a new span."""
+        trace = self._ids.generate_trace_id() if parent is None else parent.trace_id
+        state = None if parent is None else parent.trace_state
+        return SpanContext(trace, self._ids.generate_span_id(), False, _SAMPLED, state)
+
+    def _parent(self, record: Record) -> SpanContext | None:
         if not record.traceparent:
-            return Context()
+            return None
         carrier = {"traceparent": record.traceparent, "tracestate": record.tracestate}
-        return self._propagator.extract(carrier, Context())
+        found = get_current_span(self._propagator.extract(carrier, Context())).get_span_context()
+        return found if found.is_valid else None
 
     def _ns(self, at: float) -> int:
         return round((at + self._offset) * 1e9)
 
 
-class _Ended(SpanProcessor):
-    """Keeps spans that are over until they are taken."""
+def _within(attributes: Attributes, most: int | None, longest: int | None) -> Mapping[str, AttributeValue]:
+    """As far as the limits allow. The SDK's own class for that is made only where there is something to leave out."""
+    if longest is None and (most is None or len(attributes) <= most):
+        return attributes
+    return BoundedAttributes(most, attributes, max_value_len=longest)
 
-    def __init__(self) -> None:
-        self._spans: list[ReadableSpan] = []
 
-    def on_end(self, span: ReadableSpan) -> None:
-        self._spans.append(span)
+# -- what they tell -------------------------------------------------------------------------------
 
-    def take(self) -> list[ReadableSpan]:
-        spans, self._spans = self._spans, []
-        return spans
+
+def operation(path: str) -> str:
+    """Name of what a request asks for, as `gen_ai.operation.name`. One of few, whatever the path."""
+    return next((name for ending, name in _OPERATIONS if path.endswith(ending)), _OTHER)
+
+
+def request_of(record: Record) -> Told:
+    """From its arrival to the end of its stream."""
+    arrival, end = _lasted(record)
+    attributes = _of_request(record)
+    error = _error(record)
+    return _span("fairlane request", attributes, _events_of_request(record), error, arrival, end)
+
+
+def wait_of(record: Record) -> Told:
+    """From its arrival to the verdict."""
+    arrival, end = _lasted(record)
+    verdict_at = end if record.verdict_at is None else record.verdict_at
+    attributes = _of_wait(record, max(0.0, verdict_at - arrival))
+    error = None if record.refused is None else _refusal(record.refused)
+    return _span("fairlane wait", attributes, _events_of_wait(record, verdict_at), error, arrival, verdict_at)
+
+
+def _span(
+    name: str, attributes: Attributes, events: list[Moment], error: tuple[str, str] | None, start: float, end: float
+) -> Told:
+    """`error`: its kind, and a sentence."""
+    if error is None:
+        return Told(name, attributes, events, None, start, max(start, end))
+    attributes["error.type"] = error[0]
+    return Told(name, attributes, events, error[1], start, max(start, end))
+
+
+def _lasted(record: Record) -> tuple[float, float]:
+    """(its arrival, its end)"""
+    arrival = record.queued_at if record.arrival is None else record.arrival
+    ended = record.verdict_at if record.ended_at is None else record.ended_at
+    return arrival, max(arrival, arrival if ended is None else ended)
+
+
+# -- events ---------------------------------------------------------------------------------------
+
+
+def _events_of_request(record: Record) -> list[Moment]:
+    events: list[Moment] = []
+    for fault in record.faults:
+        where: Attributes = {} if fault.endpoint is None else {"fairlane.endpoint": printable(fault.endpoint)}
+        events.append(Moment(fault.name, where, fault.at))
+    if record.first_token_at is not None:
+        events.append(Moment("first_token", {}, record.first_token_at))
+    elif record.first_byte_at is not None:
+        events.append(Moment("first_byte", {}, record.first_byte_at))
+    if record.evicted is not None:
+        events.append(Moment("evicted", _of_refusal(record.evicted), record.evicted.at))
+    if record.settled is not None:
+        events.append(Moment("settled", _of_cost(record), record.settled.at))
+    return events
+
+
+def _events_of_wait(record: Record, verdict_at: float) -> list[Moment]:
+    held = record.held
+    events = [Moment("enqueued", {} if held is None else _of_hold(held), record.queued_at)]
+    if held is not None and held.kind == "gate":
+        events.append(Moment("gate_closed", _of_hold(held), max(held.at, record.queued_at)))
+    events += (
+        Moment("gate_closed" if hold.kind == "gate" else "hold_changed", _of_hold(hold), hold.at)
+        for hold in record.holds
+    )
+    if record.endpoint is not None:
+        released: Attributes = {"fairlane.priority": record.priority}
+        if not record.by_envoy:
+            released["fairlane.endpoint"] = record.endpoint
+        events.append(Moment("released", released, verdict_at))
+    return events
 
 
 # -- attributes -----------------------------------------------------------------------------------
 
 
-def _of_request(record: Record) -> _Attributes:
-    attributes: _Attributes = {
+def _of_request(record: Record) -> Attributes:
+    attributes: Attributes = {
         "gen_ai.operation.name": operation(record.path),
         "gen_ai.request.stream": record.stream,
         "fairlane.ticket": record.id,
@@ -278,8 +341,17 @@ def _of_request(record: Record) -> _Attributes:
     return attributes
 
 
-def _of_hold(held: Held) -> _Attributes:
-    attributes: _Attributes = {
+def _of_wait(record: Record, wait_s: float) -> Attributes:
+    return {
+        "fairlane.pool": record.pool,
+        "fairlane.class": record.cls,
+        "fairlane.outcome": _outcome(record),
+        "fairlane.queue_wait_seconds": wait_s,
+    }
+
+
+def _of_hold(held: Held) -> Attributes:
+    attributes: Attributes = {
         "fairlane.hold.kind": held.kind,
         "fairlane.hold.name": printable(held.name),
         "fairlane.hold.explanation": printable(held.told),
@@ -292,11 +364,11 @@ def _of_hold(held: Held) -> _Attributes:
     return attributes
 
 
-def _of_cost(record: Record) -> _Attributes:
+def _of_cost(record: Record) -> Attributes:
     settled = record.settled
     if settled is None:
         return {}
-    attributes: _Attributes = {
+    attributes: Attributes = {
         "fairlane.settled.source": settled.source,
         "fairlane.settled.cost": settled.cost,
         "fairlane.settled.estimate": settled.estimate,
@@ -308,7 +380,7 @@ def _of_cost(record: Record) -> _Attributes:
     return attributes
 
 
-def _of_refusal(refused: Refused) -> _Attributes:
+def _of_refusal(refused: Refused) -> Attributes:
     return {"error.type": refused.code, "fairlane.message": printable(refused.message)}
 
 
@@ -322,57 +394,12 @@ def _error(record: Record) -> tuple[str, str] | None:
     """(its kind, a sentence); None: it was served, or its client left."""
     refused = record.refused or record.evicted
     if refused is not None:
-        return refused.code, printable(refused.message)
+        return _refusal(refused)
     if record.faults and record.settled is not None and record.settled.source == "error":
         last = record.faults[-1]
         return last.name, f"{printable(last.endpoint or 'the endpoint')}: {last.name.replace('_', ' ')}"
     return None
 
 
-# -- the exporter ---------------------------------------------------------------------------------
-
-
-def _resource(version: str) -> Resource:
-    """What the environment says of the service counts for more."""
-    ours = Resource.create({"service.name": "fairlane", "service.version": version})
-    return ours.merge(OTELResourceDetector().detect())
-
-
-def _exporter(settings: Traces) -> SpanExporter:
-    url = settings.otlp or ""
-    parts = urlsplit(url)
-    if settings.protocol == "grpc":
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-
-        if parts.path.strip("/"):
-            raise SpansError(
-                f"telemetry.traces.otlp has the path {printable(parts.path)!r}, and gRPC has none: leave it out, or "
-                "set telemetry.traces.protocol to http"
-            )
-        if parts.port is None and parts.scheme == "http":
-            url = f"http://{parts.netloc}:{_GRPC_PORT}"  # gRPC would take 443
-        return OTLPSpanExporter(endpoint=url)
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as OTLPHttpSpanExporter
-
-    return OTLPHttpSpanExporter(
-        endpoint=url if parts.path.strip("/") else url.rstrip("/") + _HTTP_PATH,
-        session=None if any(os.environ.get(name) for name in _SESSIONS) else _session(),
-    )
-
-
-def _session() -> requests.Session:
-    import requests
-
-    session = requests.Session()
-    session.hooks["response"].append(_no_redirect)
-    return session
-
-
-def _no_redirect(response: requests.Response, *_: object, **__: object) -> None:
-    if 300 <= response.status_code < 400:  # where to is not told: it may hold a token
-        from requests.exceptions import HTTPError
-
-        raise HTTPError(
-            f"it answers {response.status_code}: its traces are taken at another address, which telemetry.traces.otlp "
-            "must have"
-        )
+def _refusal(refused: Refused) -> tuple[str, str]:
+    return refused.code, printable(refused.message)

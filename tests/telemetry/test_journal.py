@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +53,9 @@ class Part:
     def __init__(self, fails: bool = False) -> None:
         self.told: list[Any] = []
         self.notes: list[Any] = []
+        self.known: list[str] = []  # requests that wait, or are followed
         self.fails = fails
+        self.quiet = True
 
     def _take(self, what: Any) -> None:
         self.told.append(what)
@@ -63,7 +65,20 @@ class Part:
     def wake(self) -> None:
         self._take("wake")
 
+    @property
+    def waiting(self) -> Collection[str]:
+        return self.known
+
+    @property
+    def open(self) -> Collection[str]:
+        return self.known
+
+    def samples(self, traceparent: str) -> bool:
+        self._take(traceparent)
+        return True
+
     def begin(self, request_id: str, origin: Origin) -> None:
+        self.known.append(request_id)
         self._take((request_id, origin.traceparent))
 
     def seen(self, scheduler: Scheduler, event: Event, now: float, effects: Sequence[Effect]) -> None:
@@ -78,9 +93,6 @@ class Part:
 
     def interrupted(self, request_id: str, how: str) -> None:
         self.notes.append((request_id, how))
-
-    def followed(self, request_id: str) -> bool:
-        return any(request_id == told[0] for told in self.told)
 
     def first_byte(self, request_id: str, after_s: float) -> None:
         self.notes.append((request_id, after_s))
@@ -113,10 +125,12 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
 
 
 def a_journal(told: Told, **parts: Part) -> Journal:
-    wake = parts.get("sampler", Part())
+    sampler, requests = parts.get("sampler", Part()), parts.get("requests")
+    if requests is not None:
+        requests.known.append("r0")
     return Journal(
-        wake.wake,
-        parts.get("requests"),
+        sampler,
+        requests,
         parts.get("changes"),
         parts.get("tracer"),
         told.counted.append,
@@ -126,6 +140,7 @@ def a_journal(told: Told, **parts: Part) -> Journal:
 
 
 def tell(journal: Journal) -> None:
+    journal.samples("00-1-2-01")
     journal.begin("r0", recorder.Origin("00-1-2-01", "", "m", "/v1", stream=False))
     for number, event in enumerate(EVENTS):
         journal.seen(SCHEDULER, event, float(number), EFFECTS[number])
@@ -144,12 +159,13 @@ def test_each_part_is_told_what_it_wants(told: Told) -> None:
     assert parts["requests"].told == [seen[2], seen[4], seen[5], (Reason.FAULT, "no", None, "x1")]
     assert parts["history"].told == [("sim", [RELEASE])]
     assert parts["changes"].told == [(AT, 1.0), (AT, 3.0)]
-    assert parts["tracer"].told == [("r0", "00-1-2-01"), *seen]
+    assert parts["tracer"].told == ["00-1-2-01", ("r0", "00-1-2-01"), *seen]
     assert not told.counted
 
 
 def test_a_cost_that_is_final_is_for_spans_alone(told: Told) -> None:
     parts = {name: Part() for name in ("sampler", "requests", "history", "tracer")}
+    parts["tracer"].known.append("r0")
     journal = a_journal(told, **parts)
     cost = Settled("r0", "t", "batch", Source.USAGE, 2.0, 1.0)
     usage = Usage("r0", Source.USAGE, 3, 0, 4)
@@ -163,11 +179,31 @@ def test_a_cost_that_is_final_is_for_spans_alone(told: Told) -> None:
 
 def test_without_a_tracer_no_request_is_followed(told: Told) -> None:
     assert not a_journal(told).followed("r0")
+    assert not a_journal(told).samples("00-1-2-01")
     tracer = Part()
     journal = a_journal(told, tracer=tracer)
     journal.begin("r0", recorder.Origin("", "", "m", "/v1", stream=False))
     assert journal.followed("r0")
     assert not journal.followed("r1")
+
+
+def test_who_waits_not_and_is_not_followed_is_told_to_nobody(told: Told) -> None:
+    requests, tracer = Part(), Part()
+    journal = a_journal(told, requests=requests, tracer=tracer)
+    tracer.known.append("r0")
+    journal.seen(SCHEDULER, End("r1"), 1.0, [])
+    assert requests.told == []
+    assert tracer.told == [(End("r1"), 1.0, [])]  # while one is followed, it finds out itself
+    tracer.known.clear()
+    journal.seen(SCHEDULER, End("r0"), 2.0, [])
+    assert requests.told == [(End("r0"), 2.0, [])]
+    assert len(tracer.told) == 1
+
+
+def test_a_sampler_of_traces_that_fails_samples_nothing(told: Told) -> None:
+    assert a_journal(told, tracer=Part()).samples("")
+    assert not a_journal(told, tracer=Part(fails=True)).samples("")
+    assert told.counted == ["telemetry"]
 
 
 def test_nobody_wants_it(told: Told) -> None:
@@ -194,6 +230,16 @@ def test_pages_wake_while_something_is_in_the_books(told: Told) -> None:
         assert len(sampler.told) == wakes
 
 
+def test_a_sampler_that_is_awake_is_not_woken(told: Told) -> None:
+    sampler = Part()
+    sampler.quiet = False
+    journal = a_journal(told, sampler=sampler)
+    tell(journal)
+    for number, event in enumerate(EVENTS):
+        journal.of_observers.seen(SCHEDULER, event, float(number), EFFECTS[number])
+    assert sampler.told == []
+
+
 @pytest.mark.parametrize(
     ("name", "part", "faults"),
     [
@@ -201,11 +247,11 @@ def test_pages_wake_while_something_is_in_the_books(told: Told) -> None:
         ("requests", "request_log", 4),
         ("history", "history", 1),
         ("changes", "change_log", 2),
-        ("tracer", "traces", 8),
+        ("tracer", "traces", 9),
     ],
 )
 def test_a_part_that_fails_harms_nobody(told: Told, name: str, part: str, faults: int) -> None:
-    usual = {"sampler": 6, "requests": 4, "history": 1, "changes": 2, "tracer": 8}
+    usual = {"sampler": 6, "requests": 4, "history": 1, "changes": 2, "tracer": 9}
     parts = {each: Part(fails=each == name) for each in usual}
     tell(a_journal(told, **parts))
     assert {each: len(found.told) for each, found in parts.items()} == usual

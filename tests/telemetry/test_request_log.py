@@ -66,11 +66,11 @@ class Scene:
     @property
     def kept(self) -> tuple[int, int, int]:
         """Held, to be looked at, with words."""
-        return len(self.log._held), sum(map(len, self.log._arrivals)), len(self.words)
+        return len(self.log.waiting), sum(map(len, self.log._arrivals)), len(self.words)
 
     @property
     def words(self) -> dict[str, Any]:
-        return {name: held.why for name, held in self.log._held.items() if held.why is not None}
+        return {name: held.why for name, held in self.log.waiting.items() if held.why is not None}
 
 
 class Lines(list[dict[str, Any]]):
@@ -440,7 +440,7 @@ def test_many_held_and_endless_arrivals(lines: Lines, held: int) -> None:
     for number in range(2 * held):  # the last to come is the last of its tenant, and leaves
         scene.arrive(f"more{number}", tenant="more")
         scene.end(f"more{number}")
-        assert len(scene.log._held) <= held + 1
+        assert len(scene.log.waiting) <= held + 1
     assert scene.kept == (held, held, 0)
     for number in range(held):
         scene.end(f"r{number}")
@@ -529,8 +529,8 @@ def test_what_is_kept_is_what_waits_and_each_slow_one_has_one_line(steps: Sequen
                     if isinstance(effect, Refuse):
                         refused.add(effect.id)
             waits = {r.id for r in scene.scheduler.requests.values() if r.state is State.QUEUED}
-            assert set(scene.log._held) == waits
-            assert sum(map(len, scene.log._arrivals)) == sum(not held.looked_at for held in scene.log._held.values())
+            assert set(scene.log.waiting) == waits
+            assert sum(map(len, scene.log._arrivals)) == sum(not held.looked_at for held in scene.log.waiting.values())
         told = [line["ticket"] for line in lines if line["outcome"] != "evicted"]
         wanted = {name for name, waited_s in verdicts.items() if waited_s > 4.0} | refused
         assert all(line["event"] in ("request_slow", "request_refused") for line in lines)

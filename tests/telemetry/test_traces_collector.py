@@ -204,6 +204,29 @@ def test_the_sdk_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (collected.asked, it.lost) == (0, {})
 
 
+def test_limits_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {
+        "OTEL_ATTRIBUTE_COUNT_LIMIT": "2",
+        "OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT": "4",
+        "OTEL_SPAN_EVENT_COUNT_LIMIT": "1",
+    }
+    with environment(monkeypatch, **limits), grpc_collector() as (address, collected), traced(address) as it:
+        it.serve()
+        collected.until(2)
+    request, wait = collected.named("fairlane request"), collected.named("fairlane wait")
+    tokens = {"gen_ai.usage.input_tokens": 3, "gen_ai.usage.output_tokens": 4}
+    assert attributes(request.attributes) == tokens  # the last ones stay
+    assert request.dropped_attributes_count == 12
+    (settled,) = request.events
+    assert attributes(settled.attributes) == tokens
+    assert settled.dropped_attributes_count == 3  # where the cost comes from, the cost, and the estimate
+    (released,) = wait.events
+    assert released.name == "released"
+    assert attributes(released.attributes)["fairlane.endpoint"] == "10.0"
+    assert wait.dropped_events_count == 1  # `enqueued`
+    assert (request.dropped_events_count, released.dropped_attributes_count) == (0, 0)
+
+
 # -- one that does not ----------------------------------------------------------------------------
 
 

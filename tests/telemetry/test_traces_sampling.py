@@ -116,7 +116,9 @@ def test_the_flag_is_read_as_the_sdk_does(header: str) -> None:
 )
 def test_a_request_goes_by_its_trace_and_else_by_the_share(traceparent: str, sample: float, followed: bool) -> None:
     following = Following(sample)
-    following.tracer.begin("1", Asked(traceparent, "a=b"))
+    assert following.tracer.samples(traceparent) is followed
+    if followed:
+        following.tracer.begin("1", Asked(traceparent, "a=b"))
     Pool(following.tracer).apply(Arrive("1", "t", "interactive", 100.0, 10))
     following.tracer.close()
     assert following.lost == ({"shutdown": 2} if followed else {})
@@ -125,16 +127,17 @@ def test_a_request_goes_by_its_trace_and_else_by_the_share(traceparent: str, sam
 def test_what_is_not_followed_leaves_nothing_behind() -> None:
     following = Following(sample=0.0)
     pool = Pool(following.tracer)
+    assert following.tracer.samples(SAMPLED)
     following.tracer.begin("yes", Asked(SAMPLED))
     for name in ("no", "yes", "not either"):
         pool.apply(Arrive(name, "t", "interactive", 100.0, 10))
-        assert following.tracer.followed(name) is (name == "yes")
+        assert (name in following.tracer.open) is (name == "yes")
     for name in ("no", "yes", "not either"):
         pool.apply(Usage(name, Source.USAGE, 3, 0, 4))
         pool.apply(End(name))
     assert [record.id for record in following.taken.records] == ["yes"]
-    assert following.tracer._open == {}
-    assert not following.tracer.followed("yes")
+    assert following.tracer.open == {}
+    assert "yes" not in following.tracer.open
     assert following.tracer._pools == {}
 
 
@@ -185,7 +188,7 @@ def test_the_oldest_is_given_up_for_a_new_one() -> None:
     for number in range(5):
         following.tracer.begin(str(number), Asked())
         pool.apply(Arrive(str(number), "t", "interactive", 100.0, 10))
-    assert list(following.tracer._open) == ["2", "3", "4"]
+    assert list(following.tracer.open) == ["2", "3", "4"]
     assert following.lost == {"too_many_open": 4}
     for number in range(5):
         pool.apply(End(str(number)))
@@ -201,7 +204,7 @@ def test_a_request_that_its_scheduler_never_took_is_forgotten() -> None:
     with pytest.raises(ValueError, match="class 'none' is not one of"):
         pool.apply(Arrive("1", "t", "none", 100.0, 10))
     pool.apply(End("1"))  # as the driver does
-    assert following.tracer._open == {}
+    assert following.tracer.open == {}
     assert following.lost == {"fault": 2}
 
 
@@ -213,7 +216,7 @@ def test_names_are_cut_before_they_are_kept() -> None:
     pool.apply(Arrive("1", long, "interactive", 100.0, 10))
     following.tracer.close()
     following.tracer.begin("2", Asked(SAMPLED, "a=b", long, "/" + long))
-    (record,) = following.tracer._open.values()
+    (record,) = following.tracer.open.values()
     assert record.model is not None
     assert (len(record.model), len(record.path), record.tracestate) == (128, 128, "a=b")
 
@@ -241,7 +244,7 @@ def test_the_verdict_is_when_the_scheduler_says() -> None:
     effects = scheduler.apply(event, 100.0)
     assert isinstance(effects[0], Release)
     tracer.seen(scheduler, event, 100.3, effects)
-    (record,) = tracer._open.values()
+    (record,) = tracer.open.values()
     assert (record.arrival, record.verdict_at) == (99.0, 100.0)
 
 
@@ -261,7 +264,7 @@ def test_what_holds_a_class_is_looked_up_for_twenty_requests_a_second(monkeypatc
         following.tracer.begin(str(number), Asked())
         pool.apply(Arrive(str(number), "t", "interactive", pool.now, 10), after_s=0.001)
     assert len(looks) == 20
-    assert all(record.held is not None for record in following.tracer._open.values())
+    assert all(record.held is not None for record in following.tracer.open.values())
     for number in range(60):  # each waits alone now
         pool.apply(End(str(number)))
     for number in range(60, 120):

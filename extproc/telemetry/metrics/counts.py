@@ -109,7 +109,7 @@ class Histogram:
         `Counts` does."""
         self._name, self._text, self._labels = f"fairlane_{name}", text, labels
         self._budget = budget
-        self._bounds = tuple(bounds)
+        self._bounds = tuple(float(bound) for bound in bounds)  # to compare with an int takes longer
         self._of: dict[tuple[str, ...], Distribution] = {}
         if not labels:
             self.of(())

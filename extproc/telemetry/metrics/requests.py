@@ -19,6 +19,7 @@ from extproc.telemetry.metrics.counts import Budget, Count, Counts, Distribution
 from extproc.telemetry.metrics.tenants import TenantCounts
 
 _WAIT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_LEAST_WAIT_S = _WAIT_S[0]
 _RATIOS = (0.1, 0.2, 0.5, 0.8, 0.9, 1.1, 1.25, 2, 5, 10)
 _COUNTED = (Source.USAGE, Source.STREAM)  # of these, tokens are known
 # why a request passes, see `edge.recorder`
@@ -133,6 +134,7 @@ class RequestCounts:
             "pool",
         )
         self._access_log = counts("access_log_entries", "Access-log entries by what was made of them", "kind")
+        self._entries: dict[str, Count] = {}  # by kind: each request has one
         # Known beforehand: a rate does not see the first count of a series that begins with it.
         for reason in Reason:
             self._refused.of((reason.code,))
@@ -148,7 +150,8 @@ class RequestCounts:
                 found = self._classes.get((pool, effect.cls)) or self._class(pool, effect.cls)
                 found.released.value += 1
                 wait, waited_s = found.wait, effect.waited_s
-                wait.fell[bisect_left(wait.bounds, waited_s)] += 1  # as `Distribution.add` does it
+                # As `Distribution.add` does it; most go as they come.
+                wait.fell[bisect_left(wait.bounds, waited_s) if waited_s > _LEAST_WAIT_S else 0] += 1
                 wait.total += waited_s
                 told = found.priorities.get(effect.priority) or self._told(found, pool, effect)
                 told.value += 1
@@ -218,4 +221,7 @@ class RequestCounts:
         self._choices_ignored.add((pool,))
 
     def access_log(self, kind: str) -> None:
-        self._access_log.add((kind,))
+        count = self._entries.get(kind)
+        if count is None:
+            count = self._entries[kind] = self._access_log.of((kind,))
+        count.value += 1
