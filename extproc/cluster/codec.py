@@ -6,7 +6,7 @@ all values absolute: to lose one, or to read it twice, does no harm.
 Both are JSON with lists in place of objects, to be short:
 
 - document: `[info, [[pool, [[class, rank, demand, backlog, active, served, weight, promoted], ...],
-  [[endpoint, in flight, freed, limit, want], ...]], ...]]`
+  [[endpoint, in flight, freed, limit, want], ...], released], ...]]`
 - message: `[[pool, class, [tenant, usage, backlog, inside, tenant, ...]], ...]`
 
 What comes back was written by another process, perhaps by another program: everything is looked at, and what is not as
@@ -51,6 +51,7 @@ def document(reports: Iterable[PoolReport], info: Mapping[str, Any]) -> bytes:
                 for each in report.classes
             ],
             [(each.endpoint, each.in_flight, each.freed, each.limit, each.want) for each in report.endpoints],
+            report.released,
         )
         for report in reports
     ]
@@ -106,7 +107,7 @@ def _document(read: _Reader, data: bytes) -> tuple[dict[str, Any], dict[str, Poo
         read.refuse("info", "an object", info)
     reports: dict[str, PoolReport] = {}
     for row in read.rows(pools, "pools"):
-        name, classes, endpoints = read.row(row, 3, "a pool")
+        name, classes, endpoints, released = read.row(row, 4, "a pool")
         pool = read.name(name, "a pool's name")
         if pool in reports:
             raise _FormatError(f"pool {pool!r} is there twice")
@@ -114,6 +115,7 @@ def _document(read: _Reader, data: bytes) -> tuple[dict[str, Any], dict[str, Poo
             pool,
             tuple(map(read.cls, read.rows(classes, "classes"))),
             tuple(map(read.endpoint, read.rows(endpoints, "endpoints"))),
+            released=read.whole(released, "released"),
         )
     return info, reports
 

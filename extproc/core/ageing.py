@@ -14,6 +14,9 @@ A pool's, at one replica.
 from __future__ import annotations
 
 import math
+from typing import Final
+
+_MOST: Final = 100_000  # dispatches between two words
 
 
 class Ageing:
@@ -35,9 +38,9 @@ class Ageing:
         self.counted = max(0.0, self._most(every) - every) if promoted else self.counted + self.part
 
     def heard(self, part: float, dispatches: int) -> None:
-        """Word of the others: they have released so many. A part that cannot be counts as none."""
+        """Word of the others: they have released so many. Figures that cannot be count as nothing."""
         self.part = part if 0.0 <= part <= 1.0 else 0.0
-        self.brought = self.part * dispatches
+        self.brought = self.part * dispatches if 0 <= dispatches <= _MOST else 0.0
         self.counted += self.brought
 
     def alone(self) -> None:

@@ -187,6 +187,7 @@ class Synced:
     served: Mapping[str, float] = field(default_factory=dict)  # class -> cost charged by the others since the last one
     closed_above: int | None = None  # something of this rank waits elsewhere: classes with a higher one release nothing
     lost_since: float | None = None  # the store has not answered since then: the claims are what is safe without it
+    released: int = 0  # requests, by the others since the last one
     ageing: float = 1.0  # part of the pool's promotions that is due here, 0..1
 
 

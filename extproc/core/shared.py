@@ -56,9 +56,10 @@ def sync(scheduler: Scheduler, event: Synced, now: float) -> None:
     if lost is None:
         for window in scheduler.windows.values():
             window.read_by(event.replicas)
-    freed = sum(_share(scheduler, share, until, now) for share in event.endpoints)
+    for share in event.endpoints:
+        _share(scheduler, share, until, now)
     if lost is None:
-        scheduler.ageing.heard(event.ageing, freed)  # for each slot that is freed one request goes, in the mean
+        scheduler.ageing.heard(event.ageing, event.released)
     else:
         scheduler.ageing.alone()
     for flow in event.flows:
@@ -77,11 +78,10 @@ def forget_class(scheduler: Scheduler, cls: ClassQueue) -> None:
         _change_elsewhere(scheduler, tenant, -slots)
 
 
-def _share(scheduler: Scheduler, share: EndpointShare, until: float, now: float) -> int:
-    """Slots that were freed there."""
+def _share(scheduler: Scheduler, share: EndpointShare, until: float, now: float) -> None:
     window = scheduler.windows.get(share.endpoint)
     if window is None:
-        return 0
+        return
     claim, slots = share.claim, (share.others, share.freed, share.gone)
     if not (claim >= 0.0 and all(0 <= each <= _MOST_SLOTS for each in slots)):
         scheduler.counts["absurd_share"] += 1
@@ -92,7 +92,6 @@ def _share(scheduler: Scheduler, share: EndpointShare, until: float, now: float)
         scheduler.counts["absurd_share"] += 1
         known = 0.0
     window.share(claim, others, freed, until, now, gone, known)
-    return freed
 
 
 def _charge(scheduler: Scheduler, flow: FlowShare, now: float) -> None:

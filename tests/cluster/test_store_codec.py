@@ -85,7 +85,7 @@ GOOD = orjson.loads(
         ((), [], "the whole must be a list of 2"),
         ((0,), "text", "info must be an object, not str"),
         ((1,), {}, "pools must be a list, not dict"),
-        ((1, 0), ["p", []], "a pool must be a list of 3"),
+        ((1, 0), ["p", []], "a pool must be a list of 4"),
         ((1, 0, 0), 7, "a pool's name must be text, not int"),
         ((1, 0, 0), "x" * 1025, "a pool's name has 1025 characters"),
         ((1, 0, 1, 0, 2), -1, "demand is -1"),
@@ -99,6 +99,7 @@ GOOD = orjson.loads(
         ((1, 0, 2, 0), "host:1", "an endpoint must be a list of 5"),
         ((1, 0, 2, 0, 1), 2**60, "in flight is"),
         ((1, 0, 2), None, "endpoints must be a list"),
+        ((1, 0, 3), -1, "released is -1"),
     ],
 )
 def test_a_document_that_is_none_says_what_and_whose(path: tuple[int, ...], value: object, said: str) -> None:

@@ -85,9 +85,11 @@ def test_one_that_is_late_is_made_up_for_among_others_alone() -> None:
     assert go(ageing, 5) == [1, 5]
 
 
-@pytest.mark.parametrize("part", [-1.0, 1.5, math.nan, math.inf])
-def test_a_part_that_cannot_be_is_none(part: float) -> None:
+@pytest.mark.parametrize(
+    ("part", "released"), [(-1.0, 9), (1.5, 9), (math.nan, 9), (math.inf, 9), (1.0, -9), (1.0, 2**50)]
+)
+def test_figures_that_cannot_be_are_nothing(part: float, released: int) -> None:
     ageing = Ageing()
     ageing.dispatched(True, EVERY)
-    ageing.heard(part, 10**6)
+    ageing.heard(part, released)
     assert ageing.due(EVERY) == 0

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scheduler_case import a_class as class_policy
 from scheduler_case import a_fixed_pool, a_sample, two_classes
 
 from extproc.core.events import (
@@ -289,10 +290,9 @@ def aged(*others: Other, **changes: object) -> Member:
     return member
 
 
-def interactive(freed: int = 0, *more: ClassReport, inside: int = 20) -> Other:
+def interactive(released: int = 0, *more: ClassReport, inside: int = 20) -> Other:
     told = other(inside=inside, classes=[a_class(100, active=inside, weight=1.0), *more])
-    (endpoint,) = told.report.endpoints
-    return replace(told, report=replace(told.report, endpoints=(replace(endpoint, freed=freed),)))
+    return replace(told, report=replace(told.report, released=released))
 
 
 def test_one_dispatch_in_promote_every_of_all_replicas_is_a_promotion() -> None:
@@ -331,6 +331,41 @@ def test_each_has_its_part_of_the_promotions() -> None:
     assert synced.ageing == pytest.approx(1.0 / 1.5)  # its own tenants know of no other
     assert member.meet(interactive())[1].ageing == 1.0
     assert member.lose().ageing == 1.0
+
+
+def test_of_several_classes_the_first_that_may_be_promoted_counts() -> None:
+    """Batch waits elsewhere as well, bulk here alone; nothing passes interactive itself."""
+    classes = (
+        class_policy("interactive", 0, promote_after_s=1.0),
+        class_policy("batch", 1, promote_after_s=1.0),
+        class_policy("bulk", 2, promote_after_s=1.0),
+    )
+    member = Member(classes=classes, promote_every=4)
+    told = interactive(0, a_class(10, weight=1.0, name="batch", rank=1))
+    for cls in ("interactive", "batch", "bulk"):
+        member.arrive(cls, count=5, cls=cls)
+    member.now += 1.0
+    for _ in range(2):
+        _, synced = member.meet(told, granted=0.0)
+    assert synced.ageing == pytest.approx(0.5)
+
+
+def test_no_more_is_promoted_elsewhere_than_would_go_there() -> None:
+    member = Member()
+    absurd = other(classes=[replace(a_class(1, weight=1.0, name="batch", rank=1), promoted=2**50)])
+    member.arrive(count=50)
+    for _ in range(3):
+        report, _ = member.meet(absurd)
+    assert [e.want for e in report.endpoints] == [19.0]
+
+
+def test_the_rank_that_counts_is_our_own() -> None:
+    """Another one may have another configuration for a while."""
+    member = Member()
+    many = other(inside=20, classes=[a_class(100, active=20, weight=1.0, rank=-5)])
+    for _ in range(3):
+        _, synced = member.meet(many)
+    assert synced.closed_above == 0
 
 
 def test_what_has_not_waited_for_long_enough_is_not_promoted() -> None:

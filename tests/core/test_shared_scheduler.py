@@ -188,10 +188,10 @@ def test_releases_of_others_count_for_promote_every() -> None:
     for name in "abcd":
         case.arrive(name, cls="batch")
     assert released(case.tick(5.0)) == ["a", "b"]
-    assert released(case.apply(word(closed_above=0, freed=6))) == []
-    assert released(case.apply(word(closed_above=0, freed=1))) == ["c"]
-    assert released(case.apply(word(closed_above=0, freed=8, ageing=0.5))) == []
-    assert released(case.apply(word(closed_above=0, freed=8, ageing=0.5))) == ["d"]
+    assert released(case.apply(word(closed_above=0, released=6))) == []
+    assert released(case.apply(word(closed_above=0, released=1))) == ["c"]
+    assert released(case.apply(word(closed_above=0, released=8, ageing=0.5))) == []
+    assert released(case.apply(word(closed_above=0, released=8, ageing=0.5))) == ["d"]
 
 
 def test_min_share_counts_what_others_have_served_of_the_class() -> None:

@@ -225,6 +225,17 @@ def test_one_that_has_seen_the_engine_full_goes_by_that() -> None:
     assert bench.capacity == found
 
 
+def test_of_an_engine_that_was_away_nothing_is_taken_over() -> None:
+    """It may be another one, of which the others have not read a page yet."""
+    bench = Bench()
+    bench.take(1)
+    bench.window.on_failure(refused=True)
+    bench.later()
+    bench.page()
+    bench.window.share(50.0, 4, 0, bench.now + 100.0, bench.now, known=64.0)
+    assert (bench.window.lives, bench.capacity) == (2, 8.0)
+
+
 def test_no_more_is_taken_over_than_the_policy_allows() -> None:
     bench = Bench(ceiling=20.0)
     bench.window.share(50.0, 0, 0, bench.now + 100.0, bench.now, known=64.0)

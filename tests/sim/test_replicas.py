@@ -119,19 +119,26 @@ def test_a_min_share_is_kept_at_another_replica() -> None:
     assert 0.07 <= batch <= 0.12
 
 
+def of_batch(run: Run) -> float:
+    """Its part of the dispatches."""
+    went = [r.job.cls for r in run.records if r.released is not None and r.released > 40.0]
+    return went.count("batch") / len(went)
+
+
 @pytest.mark.parametrize(("homes", "long"), [((1,), 1), ((1,), 4), ((0, 1, 2, 3), 1)])
 def test_one_in_promote_every_is_a_promotion_over_all_replicas(homes: tuple[int, ...], long: int) -> None:
     """Batch waits where interactive does not, whatever its answers take; or at all four."""
     scene = ageing(homes=homes, long=long, seconds=SECONDS)
-
-    def part(run: Run) -> float:
-        went = [r.job.cls for r in run.records if r.released is not None and r.released > 40.0]
-        return went.count("batch") / len(went)
-
     shared, one = scene.shared(), scene.single()
-    assert part(one) == pytest.approx(1 / 8, rel=0.05)
-    assert part(shared.run) == pytest.approx(part(one), rel=0.12)
+    assert of_batch(one) == pytest.approx(1 / 8, rel=0.05)
+    assert of_batch(shared.run) == pytest.approx(of_batch(one), rel=0.12)
     assert figures(scene, shared).waiting[1] <= Q + len(shared.schedulers)
+
+
+def test_a_request_of_eight_slots_is_one_dispatch() -> None:
+    scene = ageing(seconds=SECONDS)
+    scene = replace(scene, jobs=[replace(job, n=8) for job in scene.jobs])
+    assert of_batch(scene.shared().run) == pytest.approx(of_batch(scene.single()), rel=0.12)
 
 
 # -- faults ----------------------------------------------------------------------------------------

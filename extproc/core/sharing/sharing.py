@@ -96,7 +96,7 @@ class Sharing:
         self._note_waiting(scheduler)
         classes = tuple(self._class(scheduler, cls, now) for cls in scheduler.classes)
         endpoints = self._endpoints(scheduler, classes, now)
-        return PoolReport(self.pool, classes, endpoints, self._own.report())
+        return PoolReport(self.pool, classes, endpoints, self._own.report(), scheduler.releases)
 
     def _class(self, scheduler: Scheduler, cls: ClassQueue, now: float) -> ClassReport:
         name = cls.policy.name
@@ -172,7 +172,8 @@ class Sharing:
         behind = {c.name: self._behind(scheduler, c.name) for c in classes if c.demand}
         division = divide(limits, replicas, rules, behind)
         told = (c for other in self._others.values() for c in other.report.classes)
-        self._closed_above = min((c.rank for c in told if c.demand and c.name in division.unmet), default=None)
+        unmet = (scheduler.by_name[c.name] for c in told if c.demand and c.name in division.unmet)
+        self._closed_above = min((cls.policy.rank for cls in unmet), default=None)
         parts = division.parts if busy else [0.0] * len(states)
         if now < self._fresh_until:
             even = self._even_part()
@@ -229,6 +230,7 @@ class Sharing:
         served: dict[str, float] = {}
         freed: Counter[str] = Counter()
         gone: Counter[str] = Counter()
+        released = 0
         alive = set()
         for other in heard.others:
             alive.add(other.replica)
@@ -237,6 +239,7 @@ class Sharing:
                 if known is not None:
                     self._gone(known, charged, gone)
                 known = self._others[other.replica] = OtherReplica(other.life, other.report)
+            released += max(0, other.report.released - known.report.released)
             before = {e.endpoint: e.freed for e in known.report.endpoints}
             for each in other.report.endpoints:
                 freed[each.endpoint] += max(0, each.freed - before.get(each.endpoint, each.freed))
@@ -272,6 +275,7 @@ class Sharing:
             flows=flows,
             served=served,
             closed_above=self._closed_above,
+            released=released,
             ageing=self._ageing(scheduler, now),
         )
 
@@ -283,9 +287,10 @@ class Sharing:
             gone[each.endpoint] += each.in_flight
 
     def _ageing(self, scheduler: Scheduler, now: float) -> float:
-        """The part of all promotions that is due here: that of the service of the class that they are of."""
-        here = [cls.policy.name for cls in scheduler.classes if aged(cls, now) is not None]
-        return max((self._part(name) for name in here), default=1.0)
+        """The part of all promotions that is due here: that of the service of the class that they are of, which is the
+        first one whose turn it may be."""
+        here = (cls.policy.name for cls in scheduler.classes[1:] if aged(cls, now) is not None)
+        return next(map(self._part, here), 1.0)
 
     def _part(self, name: str) -> float:
         own = max(self._due.get(name, 0.0), LEAST_WEIGHT)
@@ -398,6 +403,5 @@ class Sharing:
 
 
 def _replica(inside: list[int], classes: tuple[ClassReport, ...], busy: bool) -> Replica:
-    return Replica(
-        inside, {c.name: Claimant(c.active, c.demand, c.weight, c.promoted) for c in classes if c.demand}, busy
-    )
+    claimants = {c.name: Claimant(c.active, c.demand, c.weight, min(c.promoted, c.demand)) for c in classes if c.demand}
+    return Replica(inside, claimants, busy)

@@ -53,6 +53,7 @@ class PoolReport:
     classes: tuple[ClassReport, ...]
     endpoints: tuple[EndpointReport, ...]
     flows: tuple[FlowReport, ...] = ()
+    released: int = 0  # requests, ever
 
 
 @dataclass(frozen=True, slots=True)

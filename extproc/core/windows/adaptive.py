@@ -19,7 +19,8 @@ R, the engine's slots, is learnt where engines have few; on large ones it hardly
     too slow            a page whose own latency is over the limit does not raise R
     max_num_seqs        where the policy gives it, R starts there and is never probed beyond
     other replicas      until something has waited, R is at least what they have found: a replica that begins while the
-                        others fill an engine would have nothing until its own probing has come as far
+                        others fill an engine would have nothing until its own probing has come as far. Not of an engine
+                        that was away: what the others know may be of the one before
 
 q is the class's standing queue: a class without one fills R and no more. Limits are rounded up to whole requests:
 one goes while fewer than the limit are inside.
@@ -223,7 +224,7 @@ class Adaptive(Window):
         self._take_part(now)
 
     def _take_over(self, known: float) -> None:
-        if self._slow_start and known > self.capacity:
+        if self.lives == 1 and self._slow_start and known > self.capacity:  # of an engine that others know as well
             self.capacity = known
             if self.latency.itl_s is None:
                 self.latency.window = max(self.latency.window, known)
