@@ -58,18 +58,25 @@ def test_of_each_dispatch_the_part_that_is_due_here() -> None:
     assert found == pytest.approx(100, abs=2)
 
 
-def test_what_one_word_brings_may_be_for_several_and_two_words_are_kept() -> None:
+def test_what_one_word_brings_may_be_for_several_and_six_words_are_kept() -> None:
     ageing = Ageing()
-    ageing.heard(1.0, 0)
-    ageing.dispatched(True, EVERY)
+    ageing.heard(1.0, 40)
+    for _ in range(10):
+        assert ageing.due(EVERY) > 0
+        ageing.dispatched(True, EVERY)
     ageing.counted = 0.0
     ageing.heard(1.0, 40)
     assert ageing.due(EVERY) == 10
-    ageing.heard(1.0, 40)
-    assert ageing.due(EVERY) == 20
-    for _ in range(5):
+    for _ in range(9):
         ageing.heard(1.0, 40)
-    assert ageing.due(EVERY) == 21
+    assert ageing.due(EVERY) == 61  # 240 and 4
+
+
+def test_what_is_kept_goes_by_the_mean_of_some_words() -> None:
+    ageing = Ageing()
+    ageing.heard(1.0, 60)
+    ageing.heard(1.0, 0)
+    assert ageing.brought == 50.0
 
 
 def test_one_that_is_late_is_made_up_for_among_others_alone() -> None:

@@ -135,6 +135,14 @@ def test_one_in_promote_every_is_a_promotion_over_all_replicas(homes: tuple[int,
     assert figures(scene, shared).waiting[1] <= Q + len(shared.schedulers)
 
 
+def test_promotions_are_not_lost_while_room_is_made_for_them() -> None:
+    """Requests of a second: three dispatches in each period."""
+    scene = ageing(seconds=100.0)
+    jobs = [replace(j, prompt=j.prompt // 8 + 1, output=j.output // 8 + 1) for j in scene.jobs for _ in range(8)]
+    scene = replace(scene, jobs=jobs)
+    assert of_batch(scene.shared().run) == pytest.approx(of_batch(scene.single()), rel=0.12)
+
+
 def test_a_request_of_eight_slots_is_one_dispatch() -> None:
     scene = ageing(seconds=SECONDS)
     scene = replace(scene, jobs=[replace(job, n=8) for job in scene.jobs])
