@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -13,8 +12,7 @@ from typing import Any
 import click
 import orjson
 
-from extproc import __version__
-from extproc.cli.output import OUTPUT
+from extproc.cli.output import OUTPUT, made_by
 from extproc.sim.replica_cost import Cost, cost
 from extproc.sim.replica_faults import Outcome, outcomes
 from extproc.sim.replica_scenes import Row, row
@@ -66,10 +64,7 @@ def cluster(virtual: bool, quick: bool, jobs: int, json_file: Path | None) -> No
 
 def _data(rows: list[Row], faults: list[Outcome], costs: list[Cost], seconds: float) -> dict[str, Any]:
     return {
-        "command": " ".join(["fairlane", *sys.argv[1:]]),
-        "fairlane": __version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
+        **made_by(),
         "seconds": round(seconds, 1),
         "rows": [asdict(each) for each in rows],
         "faults": [asdict(each) for each in faults],

@@ -14,8 +14,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from extproc import __version__
-from extproc.cli.output import OUTPUT
+from extproc.cli.output import OUTPUT, made_by
 from extproc.sim import core_bench, pool_bench
 from extproc.sim.core_bench import Size
 
@@ -53,10 +52,7 @@ class Check:
 def found_as_json(found: Mapping[str, Any], checks: Sequence[Check], scale: Any, quick: bool) -> dict[str, Any]:
     """`found` and its checks, with what is needed to find it again. `scale`: a dataclass."""
     return {
-        "command": " ".join(["fairlane", *sys.argv[1:]]),
-        "fairlane": __version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
+        **made_by(),
         "quick": quick,
         "scale": asdict(scale),
         **found,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import platform
 import sys
 import time
 from pathlib import Path
@@ -12,8 +11,7 @@ from typing import Any
 import click
 import orjson
 
-from extproc import __version__
-from extproc.cli.output import OUTPUT
+from extproc.cli.output import OUTPUT, made_by
 from extproc.sim.report import Result, run_all
 from extproc.sim.workloads import BY_KEY
 from extproc.sim.workloads.workload import Scale
@@ -66,10 +64,7 @@ def fairness(
 def as_json(results: list[Result], quick: bool, seconds: float) -> dict[str, Any]:
     """Everything that was found, with what is needed to find it again."""
     return {
-        "command": " ".join(["fairlane", *sys.argv[1:]]),
-        "fairlane": __version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
+        **made_by(),
         "quick": quick,
         "seconds": round(seconds, 1),
         "ok": all(v.ok for r in results for v in r.verdicts),

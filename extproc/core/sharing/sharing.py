@@ -302,7 +302,7 @@ class Sharing:
         vain."""
         if other.age_s <= self._silent_s:
             return other.report
-        return replace(other.report, classes=tuple(replace(c, demand=0, promoted=0) for c in other.report.classes))
+        return replace(other.report, classes=tuple(replace(c, demand=0) for c in other.report.classes))
 
     def _claim(self, heard: Heard, endpoint: str, others: int) -> float:
         left = self._limits.get(endpoint, 0.0) - others
