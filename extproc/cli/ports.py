@@ -20,6 +20,9 @@ _OUTGOING_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST_FREE = 10_500
 _ATTEMPTS = 2_000
 
+# What this process has given away. Whoever asked for a port listens on it later: until then it looks free.
+_given: set[int] = set()
+
 
 class PortInUseError(Exception):
     """A port that is to be listened on is taken. The message names it, its use and the option that changes it."""
@@ -53,13 +56,15 @@ class Use:
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """`count` different ports on which nothing listens now. All are tried before any is given back.
+    """`count` different ports on which nothing listens now, and that this process was not given before.
 
-    Raises OSError when there are not that many."""
+    All are tried before any is let go. Raises OSError when there are not that many."""
     held: list[socket.socket] = []
     try:
         held.extend(_bind_somewhere(host) for _ in range(count))  # on an error those before it are in the list
-        return [int(s.getsockname()[1]) for s in held]
+        ports = [int(s.getsockname()[1]) for s in held]
+        _given.update(ports)
+        return ports
     finally:
         for s in held:
             s.close()
@@ -111,8 +116,11 @@ def _bind_somewhere(host: str) -> socket.socket:
     highest = _first_outgoing_port() - 1
     if highest - _LOWEST_FREE > 1_000:
         for _ in range(_ATTEMPTS):
+            port = random.randint(_LOWEST_FREE, highest)  # noqa: S311 - no secret
+            if port in _given:
+                continue
             try:
-                return _bind(HostPort(host, random.randint(_LOWEST_FREE, highest)))  # noqa: S311 - no secret
+                return _bind(HostPort(host, port))
             except OSError as error:
                 if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                     raise

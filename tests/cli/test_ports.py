@@ -32,6 +32,12 @@ def test_free_ports_are_different_and_can_be_listened_on() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_port_is_given_once() -> None:
+    """Nobody listens on those that were given and are not used yet. Without a memory some of so many would be alike."""
+    ports = [port for _ in range(100) for port in free_ports(10)]
+    assert len(set(ports)) == len(ports)
+
+
 def test_free_ports_are_never_given_to_outgoing_connections() -> None:
     lowest_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     if lowest_outgoing < 12_000:

@@ -97,7 +97,7 @@ async def test_one_is_killed_with_two_hundred_held(cluster: Cluster) -> None:
     alone = cluster.load(1, "left", clients=40)
     await alone.more(100)
     seen = await cluster.watch(4.0)
-    assert seen.fill.used > 0.9, seen
+    assert seen.fill.used > 0.75, seen  # it would be half
     alone.assert_all_succeeded()
 
 
@@ -111,7 +111,7 @@ async def test_the_others_go_on_while_nobody_knows_that_one_has_died(cluster: Cl
     assert seen.fill.used > 0.1, seen  # two thirds are theirs, less what a busy machine is late with; it was 0.01
     await asyncio.gather(*(load.more(60) for load in loads))
     seen = await cluster.watch(LEASE_S)
-    assert seen.fill.used > 0.8, seen
+    assert seen.fill.used > 0.75, seen  # it would be two thirds
     for load in loads:
         load.assert_all_succeeded()
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from cluster_case import Cluster, Load, Q, SlowWay, clustered
+from cluster_case import SLOTS, Cluster, Load, Q, SlowWay, Watched, clustered
 
 from extproc.cli.ports import HostPort, free_ports
 
@@ -20,6 +20,10 @@ REPLICAS = 2
 AWAY_S = 30.0
 SHORT_S = 5.0
 LOST = "fairlane_cluster_store_lost"
+# Of the slots that could be in use. A fault leaves half (one replica alone goes on, or each with half of its part) or
+# nothing; a machine that has no time for its programs some nine tenths. How much exactly is measured by
+# `fairlane bench cluster`.
+IN_USE = 0.65
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -53,6 +57,17 @@ async def both_busy(cluster: Cluster) -> AsyncIterator[list[Load]]:
         load.assert_all_succeeded()
 
 
+async def without_the_store(cluster: Cluster) -> Watched:
+    """What the engine does from now, when all have lost the store, until some time after each has its even part.
+
+    Until then there is no bound: each goes on from the part that it had in that moment, which goes by what waited."""
+    since = time.time()
+    await cluster.until_metric("fairlane_endpoint_in_flight_slots", lambda value: value >= SLOTS / REPLICAS)
+    even = await cluster.watch(SHORT_S)
+    assert even.fill.used > IN_USE, even
+    return await cluster.watched(since, time.time())
+
+
 async def test_it_is_away_for_thirty_seconds(cluster: Cluster) -> None:
     async with both_busy(cluster):
         before = await cluster.watch(8.0)
@@ -60,15 +75,15 @@ async def test_it_is_away_for_thirty_seconds(cluster: Cluster) -> None:
         away = await cluster.watch(AWAY_S)
         for number in range(REPLICAS):
             assert await cluster.metric_of(number, LOST) == 1
-        assert away.fill.used >= 0.9 * before.fill.used, (before, away)
+        assert away.fill.used >= IN_USE * before.fill.used, (before, away)
         assert away.fill.waiting_999 <= Q + REPLICAS, away
         await cluster.store.start()
         await cluster.until_metric(LOST, lambda value: value == 0)
         await cluster.until_replicas(REPLICAS)
         after = await cluster.watch(SHORT_S)
         assert after.fill.waiting_999 <= Q + REPLICAS, after
-        assert after.fill.used > 0.8, after
-        assert min(after.tokens.values()) > 0.4 * after.total, after  # they share again
+        assert after.fill.used > IN_USE, after
+        assert min(after.tokens.values()) > 0.25 * after.total, after  # they share again
 
 
 async def test_it_is_slow_by_a_second(cluster: Cluster, way: SlowWay) -> None:
@@ -76,11 +91,10 @@ async def test_it_is_slow_by_a_second(cluster: Cluster, way: SlowWay) -> None:
         way.delay_s = 1.0
         try:
             await cluster.until_metric(LOST, lambda value: value == 1)
-            slow = await cluster.watch(SHORT_S)
+            slow = await without_the_store(cluster)
         finally:
             way.delay_s = 0.0
         assert slow.fill.waiting_999 <= Q + REPLICAS, slow
-        assert slow.fill.used > 0.8, slow
         await cluster.until_metric(LOST, lambda value: value == 0)
 
 
@@ -90,11 +104,10 @@ async def test_it_takes_no_writes(cluster: Cluster) -> None:
         await cluster.store.ask("REPLICAOF", "127.0.0.1", str(free_ports(1)[0]))
         try:
             await cluster.until_metric(LOST, lambda value: value == 1)
-            read_only = await cluster.watch(SHORT_S)
+            read_only = await without_the_store(cluster)
         finally:
             await cluster.store.ask("REPLICAOF", "NO", "ONE")
         assert read_only.fill.waiting_999 <= Q + REPLICAS, read_only
-        assert read_only.fill.used > 0.8, read_only
         await cluster.until_metric(LOST, lambda value: value == 0)
 
 
@@ -108,5 +121,5 @@ async def test_it_forgets_everything(cluster: Cluster) -> None:
         await asyncio.sleep(SHORT_S)  # a stretch of time that is measured, no synchronisation
         seen = await cluster.watched(since, time.time())
         assert seen.fill.waiting_999 <= Q + REPLICAS, seen
-        assert seen.fill.used > 0.8, seen
-        assert min(seen.tokens.values()) > 0.4 * seen.total, seen
+        assert seen.fill.used > IN_USE, seen
+        assert min(seen.tokens.values()) > 0.25 * seen.total, seen

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
-import socket
 import tracemalloc
 import zlib
 from collections.abc import AsyncIterator
@@ -28,6 +27,7 @@ from scraper_case import (
     serving,
 )
 
+from extproc.cli.ports import free_ports
 from extproc.engines.dialects import LLAMACPP
 from extproc.engines.scraper import FailureKind, Scraper
 
@@ -42,14 +42,8 @@ async def engine() -> AsyncIterator[Engine]:
 # failures ---------------------------------------------------------------------------------------------------------
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 async def test_connection_refused() -> None:
-    async with scraping(f"http://127.0.0.1:{free_port()}") as scraped:
+    async with scraping(f"http://127.0.0.1:{free_ports(1)[0]}") as scraped:
         failure = await scraped.failed()
     assert failure.kind is FailureKind.REFUSED
     assert failure.at == 100.0

@@ -17,7 +17,6 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from extproc.cli.ports import free_ports
 from extproc.config.load import ConfigError, from_data
 from extproc.config.model import Config
 from extproc.core.events import Arrive, Release
@@ -30,8 +29,7 @@ from extproc.telemetry.metrics import Metrics
 PAGE = 'vllm:num_requests_running{model_name="m"} 0\nvllm:num_requests_waiting{model_name="m"} 0\n'
 
 
-PORTS = free_ports(2)
-E1, E2 = (f"127.0.0.1:{port}" for port in PORTS)
+ENGINES: list[str] = []  # where the two of the test that runs are
 
 
 @pytest_asyncio.fixture(autouse=True)
@@ -43,16 +41,26 @@ async def engines() -> AsyncIterator[None]:
     app.router.add_get("/{path:.*}", page)
     runner = web.AppRunner(app)
     await runner.setup()
-    for port in PORTS:
-        await web.TCPSite(runner, "127.0.0.1", port).start()
-    yield
-    await runner.cleanup()
+    try:
+        for _ in range(2):
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+        ENGINES[:] = [f"{host}:{port}" for host, port in runner.addresses]
+        yield
+    finally:
+        await runner.cleanup()
 
 
-def a_pool(name: str = "sim", **settings: Any) -> dict[str, Any]:
+def a_pool(name: str = "sim", *, engine: int = 0, **settings: Any) -> dict[str, Any]:
     window = {"controller": "fixed", "fixed": 1, "overtake": 0}
     metrics = {"interval": "60s", "idle_interval": "60s"}
-    return {"name": name, "models": [name], "endpoints": [E1], "window": window, "metrics": metrics, **settings}
+    return {
+        "name": name,
+        "models": [name],
+        "endpoints": [ENGINES[engine]],
+        "window": window,
+        "metrics": metrics,
+        **settings,
+    }
 
 
 def a_config(*pools: dict[str, Any], **settings: Any) -> Config:
@@ -119,7 +127,7 @@ async def full(case: Case) -> tuple[str, asyncio.Future[Outcome]]:
 async def test_what_is_only_prepared_is_not_in_force() -> None:
     async with at_work() as case:
         before = case.pools.named("sim").driver.scheduler.policy
-        await case.pools.prepare(a_config(a_pool(max_queued=7), a_pool("other", endpoints=[E2])))
+        await case.pools.prepare(a_config(a_pool(max_queued=7), a_pool("other", engine=1)))
         assert case.pools.named("sim").driver.scheduler.policy == before
         assert case.names == [("sim", False)]
 
@@ -136,19 +144,19 @@ async def test_a_change_reaches_what_waits() -> None:
 
 async def test_a_new_pool_takes_requests_at_once() -> None:
     async with at_work() as case:
-        await case.change(a_config(a_pool(), a_pool("other", endpoints=[E2])))
+        await case.change(a_config(a_pool(), a_pool("other", engine=1)))
         assert case.names == [("sim", False), ("other", False)]
         _, released = case.arrive("other")
         verdict = await asyncio.wait_for(released, 10)
         assert isinstance(verdict, Release)
-        assert verdict.endpoint == E2
+        assert verdict.endpoint == ENGINES[1]
 
 
 async def test_a_pool_that_is_gone_ends_when_what_it_has_is_done() -> None:
     async with at_work() as case:
         inside, held = await full(case)
         driver = case.pools.named("sim").driver
-        await case.change(a_config(a_pool("other", endpoints=[E2])))
+        await case.change(a_config(a_pool("other", engine=1)))
         assert case.names == [("other", False), ("sim", True)]
         driver.end(inside)
         verdict = await asyncio.wait_for(held, 10)
@@ -162,7 +170,7 @@ async def test_a_pool_that_comes_back_takes_up_where_it_was() -> None:
     async with at_work() as case:
         inside, held = await full(case)
         driver = case.pools.named("sim").driver
-        await case.change(a_config(a_pool("other", endpoints=[E2])))
+        await case.change(a_config(a_pool("other", engine=1)))
         await case.change(a_config(a_pool(max_queued=7)))
         assert case.names == [("sim", False)] or case.names == [("sim", False), ("other", True)]
         assert case.pools.named("sim").driver is driver
@@ -226,7 +234,7 @@ async def test_a_recording_begins_and_ends_while_it_runs(tmp_path: Path) -> None
         await until(lambda: not case.pools._background)
         lines = read(tmp_path / "traffic.sim.jsonl.gz")
         assert lines[0]["part"] == 2  # it says itself that it begins in the middle
-        assert lines[0]["endpoints"] == [E1]
+        assert lines[0]["endpoints"] == [ENGINES[0]]
         assert lines[1]["event"] == {"type": "end", "id": inside}
 
 
@@ -260,7 +268,7 @@ async def test_what_is_only_prepared_leaves_nothing_behind(tmp_path: Path) -> No
     victim.write_text("precious")
     async with at_work() as case:
         threads = set(threading.enumerate())
-        other = a_pool("db", endpoints=[E2])
+        other = a_pool("db", engine=1)
         with pytest.raises(ConfigError, match="is no recording"):
             await case.pools.prepare(a_config(a_pool(), other, recording={"file": str(tmp_path / "state")}))
         await case.pools.prepare(a_config(a_pool(), other, recording={"file": str(tmp_path / "new" / "traffic")}))
@@ -293,7 +301,7 @@ async def test_a_pool_that_ends_between_asking_and_doing_begins_anew() -> None:
     async with at_work() as case:
         inside, held = await full(case)
         driver = case.pools.named("sim").driver
-        await case.change(a_config(a_pool("other", endpoints=[E2])))
+        await case.change(a_config(a_pool("other", engine=1)))
         commit = await case.pools.prepare(a_config(a_pool(max_queued=7)))
         driver.end(inside)
         driver.end((await asyncio.wait_for(held, 10)).id)  # type: ignore[union-attr]
@@ -309,7 +317,7 @@ async def test_a_paused_pool_that_is_taken_away_lets_go_what_it_holds() -> None:
         await until(lambda: case.pools.named("sim").driver.scheduler.windows)
         request, held = case.arrive()
         driver = case.pools.named("sim").driver
-        await case.change(a_config(a_pool("other", endpoints=[E2])))
+        await case.change(a_config(a_pool("other", engine=1)))
         assert isinstance(await asyncio.wait_for(held, 10), Release)
         driver.end(request)
         await until(lambda: case.names == [("other", False)])
@@ -337,7 +345,7 @@ async def test_a_pool_that_is_added_while_others_are_recorded_puts_no_foreign_fi
     recording = {"file": str(tmp_path / "traffic"), "keep": 1}
     async with at_work(recording=recording) as case:
         with pytest.raises(ConfigError, match="is no recording"):
-            await case.pools.prepare(a_config(a_pool(), a_pool("db", endpoints=[E2]), recording=recording))
+            await case.pools.prepare(a_config(a_pool(), a_pool("db", engine=1), recording=recording))
 
 
 async def test_what_is_no_file_is_no_recording(tmp_path: Path) -> None:
@@ -351,7 +359,7 @@ async def test_a_pool_that_comes_back_is_recorded_as_well(tmp_path: Path) -> Non
     async with at_work() as case:
         inside, held = await full(case)
         driver = case.pools.named("sim").driver
-        other = a_pool("other", endpoints=[E2])
+        other = a_pool("other", engine=1)
         recording = {"file": str(tmp_path / "traffic.jsonl.gz")}
         await case.change(a_config(other))
         await case.change(a_config(other, recording=recording))

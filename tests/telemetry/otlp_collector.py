@@ -43,13 +43,6 @@ def until(wanted: Callable[[], bool], what: str) -> None:
         time.sleep(0.005)
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
-
-
 def attributes(pairs: Sequence[KeyValue]) -> dict[str, Any]:
     return {pair.key: getattr(pair.value, pair.value.WhichOneof("value") or "string_value") for pair in pairs}
 

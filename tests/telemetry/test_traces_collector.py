@@ -20,13 +20,13 @@ from otlp_collector import (
     Asked,
     Pool,
     attributes,
-    free_port,
     grpc_collector,
     http_collector,
     silent_listener,
     until,
 )
 
+from extproc.cli.ports import free_ports
 from extproc.config.telemetry import Traces
 from extproc.core.events import Arrive, End, Release, Usage
 from extproc.core.model import Source
@@ -309,7 +309,7 @@ def test_one_that_answers_errors(lines: list[Any]) -> None:
 
 def test_one_that_comes_later(lines: list[Any]) -> None:
     """What waits for it is tried again for a while, by the exporter."""
-    port = free_port()
+    port = free_ports(1)[0]
     with traced(f"http://127.0.0.1:{port}") as it:
         it.serve()
         until(lambda: not it.tracer._export._waiting, "the thread has it")
@@ -320,10 +320,10 @@ def test_one_that_comes_later(lines: list[Any]) -> None:
 
 
 def test_one_that_is_not_there_at_all(lines: list[Any]) -> None:
-    with traced(f"http://127.0.0.1:{free_port()}") as it:
+    with traced(f"http://127.0.0.1:{free_ports(1)[0]}") as it:
         it.serve(70)  # more than a batch
     assert sum(it.lost.values()) == 140
-    with traced(f"http://127.0.0.1:{free_port()}", "http") as it:
+    with traced(f"http://127.0.0.1:{free_ports(1)[0]}", "http") as it:
         it.serve(70)
     assert sum(it.lost.values()) == 140
     assert [line["lost"] for line in named(lines, "spans_lost") if "lost" in line] == [140, 140]
