@@ -24,7 +24,7 @@ TENANTS = (100, 1_000, 10_000)
 
 @click.command("cluster")
 @click.option("--virtual", is_flag=True, help="The core, the division and the store's rule in virtual time.")
-@click.option("--quick", is_flag=True, help="Less of it: half a minute with --virtual, four minutes without.")
+@click.option("--quick", is_flag=True, help="Less of it: half a minute with --virtual, five minutes without.")
 @click.option(
     "--jobs", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes for the table of --virtual."
 )

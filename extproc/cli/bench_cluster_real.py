@@ -64,7 +64,7 @@ class Scale:
 
 
 QUICK = Scale(
-    counts=(2, 3), rounds=1, warm_s=3.0, window_s=6.0, kills=1, away_s=10.0, rounds_of_cost=3, cost_s=3.0, busy_s=5.0
+    counts=(2, 3), rounds=1, warm_s=3.0, window_s=6.0, kills=1, away_s=20.0, rounds_of_cost=3, cost_s=3.0, busy_s=5.0
 )
 
 
