@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import ipaddress
 
+import pytest
 from access_case import Authority
 from cryptography import x509
 from hypothesis import given, settings
@@ -27,6 +28,7 @@ OTHER_KINDS = (
 )
 
 
+@pytest.mark.slow
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(st.lists(NAMES, min_size=1, max_size=20))
 def test_all_kinds_of_names(names: list[x509.GeneralName]) -> None:

@@ -246,6 +246,7 @@ async def test_who_comes_later_does_not_take_what_is_over(cluster: Cluster) -> N
     assert (b.weight(), b.weight("other")) == (2, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead_s", [-10 * MINUTES, 10 * MINUTES])
 async def test_a_wrong_clock_ends_a_change_with_all_others(cluster: Cluster, ahead_s: float) -> None:
     a, b, c = (
@@ -429,6 +430,7 @@ async def test_what_fits_nobody_any_more_stops_nobody(cluster: Cluster) -> None:
     assert (a.weight(), a.told["error"], cluster.store.revision.revision) == (9, "", 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[]", b'{"format": 1}', b"{" * 100_000, b'{"format": "1"}'])
 async def test_garbage_in_the_store_is_told_and_written_over(
     three: tuple[Replica, ...], cluster: Cluster, content: bytes
@@ -595,6 +597,7 @@ async def test_what_is_written_and_cannot_be_kept_here_is_in_force_all_the_same(
     assert (a.weight(), b.weight(), a.revisions.revision) == (3, 3, 1)
 
 
+@pytest.mark.slow
 async def test_what_cannot_be_put_in_force_is_taken_back_everywhere(
     three: tuple[Replica, ...], cluster: Cluster
 ) -> None:

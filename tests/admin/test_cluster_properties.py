@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 import grpc
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from peers_case import Cluster
@@ -34,6 +35,7 @@ STEPS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(STEPS, max_size=14))
 def test_all_come_to_the_same(steps: list[tuple[str, str, int]]) -> None:

@@ -116,6 +116,7 @@ def a_revision(number: int, *values: Any) -> Revision:
     return Revision(number, 1_700_000_000.0, Kind.CHANGE, "ann", "why", [], "ab" * 32, changes)
 
 
+@pytest.mark.slow
 async def test_revisions_are_told_with_their_first_changes_and_the_last_hundred_of_them() -> None:
     config = a_config()
     revisions = FakeRevisions(config)

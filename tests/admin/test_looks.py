@@ -79,6 +79,7 @@ async def test_long_looks_delay_no_change_and_are_one_part_and_one_file_at_a_tim
     await opened.close()
 
 
+@pytest.mark.slow
 async def test_a_file_that_is_too_large_is_told_before_it_is_parsed(case: Case) -> None:
     opened = case.open()
     most = revisions.LONGEST_FILE

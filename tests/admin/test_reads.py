@@ -182,6 +182,7 @@ async def test_top_k_bounds() -> None:
         await a_reads().ListFlows(pb.ListFlowsRequest(top_k=-3), None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [1, 1200, 10_000])
 async def test_the_first_of_many_flows(most: int) -> None:
     case = PoolCase(a_config(), "m")

@@ -34,6 +34,7 @@ def case(tmp_path: Path) -> Case:
     return Case(tmp_path)
 
 
+@pytest.mark.slow
 async def test_a_pipe_in_the_place_of_the_file_delays_no_change_and_no_stop(case: Case) -> None:
     opened = case.open()
     running = asyncio.create_task(opened.run())

@@ -356,6 +356,7 @@ async def test_a_change_for_a_while_undoes_itself(case: Case) -> None:
     await revisions.close()
 
 
+@pytest.mark.slow
 async def test_the_timer_does_it_in_time_and_goes_by_the_wall_clock(case: Case) -> None:
     revisions = case.open()
     running = asyncio.create_task(revisions.run())
@@ -788,6 +789,7 @@ async def test_a_start_with_nothing_to_keep_sees_what_was_made_meanwhile(case: C
     await other.close()
 
 
+@pytest.mark.slow
 async def test_what_another_process_set_for_a_while_ends_here_too(case: Case) -> None:
     one = case.open()
     other = case.open()

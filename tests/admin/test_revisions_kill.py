@@ -38,6 +38,7 @@ def killed(*arguments: object) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_before_the_commit_the_old_state_is_found_and_after_it_the_new_one(tmp_path: Path) -> None:
     found = killed("statements", tmp_path)
     steps = [each["step"] for each in found["rounds"]]  # the one that it died before

@@ -63,6 +63,7 @@ async def test_a_small_measure() -> None:
     assert found.scrapes_per_s > 0 and found.each_ms > 0 and found.percent > 0
 
 
+@pytest.mark.slow
 async def test_no_page_is_an_error_and_no_figure() -> None:
     async with bench_scrape._engine(b"up 1\n", ("still", "filter")) as url:
         with pytest.raises(RuntimeError, match="busy: no page came; vllm:num_requests_running is not on the page"):

@@ -274,6 +274,7 @@ SHIPPED = yaml.safe_load((ROOT / "fairlane.yaml").read_text())
 STARTS = [SHIPPED, *(each.values[0] for each in EXAMPLES)]
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(st.data())
 def test_what_the_configuration_takes_the_schema_takes(data: st.DataObject) -> None:

@@ -242,6 +242,7 @@ def test_a_fault_of_its_own_is_a_message_too(service: Service, monkeypatch: pyte
     assert result.stderr == "Error: this is a fault of Fairlane's own: ZeroDivisionError: division by zero\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [("watch", "-o", "json"), ("dump", "-")])
 def test_ctrl_c_is_quiet(service: Service, arguments: tuple[str, ...]) -> None:
     """`watch` is meant to end so; anything else has not done what it should. A shell may start the tests with SIGINT

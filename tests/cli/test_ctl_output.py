@@ -265,6 +265,7 @@ def test_watch_goes_on_where_an_old_connection_has_ended(service: Service, monke
 # ---- as a process
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_fault(service: Service) -> None:
     flows = [pb.Flow(pool="llama", tenant=f"tenant-{n}") for n in range(5000)]
     service.answers["ListFlows"] = pb.ListFlowsResponse(flows=flows)
@@ -281,6 +282,7 @@ def test_a_reader_that_goes_away_is_no_fault(service: Service) -> None:
             process.kill()
 
 
+@pytest.mark.slow
 def test_on_a_terminal_tables_are_drawn_and_a_reason_is_asked_for(service: Service) -> None:
     service.answers["ListPools"] = pb.ListPoolsResponse(pools=[pool()])
     status, shown = on_terminal(service, "pools")

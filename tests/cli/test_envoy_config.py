@@ -85,6 +85,7 @@ def test_it_writes_a_file_in_the_form_of_its_name(tmp_path: Path, options: list[
     assert file.read_text().startswith("{" if is_json else "# Envoy for Fairlane: profile standard")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -150,6 +151,7 @@ def test_an_address_stands_there_once(options: list[str], said: str) -> None:
 OBJECTS = "istio, envoy-gateway, kgateway"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["static", "xds", "istio", "envoy-gateway", "kgateway"])
 @pytest.mark.parametrize(
     ("option", "value", "takers"),

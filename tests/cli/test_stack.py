@@ -164,6 +164,7 @@ async def _until_child(stack: Stack) -> None:
         await asyncio.sleep(0.001)
 
 
+@pytest.mark.slow
 async def test_a_part_that_never_gets_ready(envoy_only: Callable[[str], StackOptions]) -> None:
     options = envoy_only("signal.pause()")
     stack = Stack(StackOptions(**{**vars(options), "start_timeout_s": 0.5}))

@@ -75,6 +75,7 @@ def test_options_are_those_of_ctl_and_its_own(service: Service) -> None:
     assert "FAIRLANE_ADDRESS" in told
 
 
+@pytest.mark.slow
 def test_hostile_names_and_many_of_them(service: Service) -> None:
     answers(service, crowd(200))
     done = top(service.address, "--once", COLUMNS="80")
@@ -227,6 +228,7 @@ def test_a_pool_that_has_gone_has_no_flows(service: Service, follow: Callable[..
     follower.until(lambda figures, *_: not figures.flows, "figures without flows")
 
 
+@pytest.mark.slow
 def test_streams_that_end_are_opened_again(service: Service, follow: Callable[..., Follower]) -> None:
     service.holds = False
     follower = follow(Wanted())
@@ -241,6 +243,7 @@ def test_streams_that_end_are_opened_again(service: Service, follow: Callable[..
     follower.until(lambda _, lost, __: lost is None, "stream that stays")
 
 
+@pytest.mark.slow
 def test_a_service_that_refuses_more_watchers_is_tried_again(service: Service, follow: Callable[..., Follower]) -> None:
     service.holds = False
     follower = follow(Wanted())

@@ -177,6 +177,7 @@ def test_sections_and_help() -> None:
     assert pressed(Choices(), "?", "s") == Choices()  # any key closes it, and does nothing else
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from([*"spSr<>jkgecf0123?xü²", "up", "page-down", "page-up", "tab", "enter", "esc"])))
 @settings(derandomize=True, deadline=None)
 def test_any_keys_in_any_order(keys: list[str]) -> None:

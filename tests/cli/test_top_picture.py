@@ -43,6 +43,7 @@ def test_a_screen_is_full_and_no_wider(columns: int, height: int) -> None:
     assert [row.split()[0] for row in part(shown, "tenant")][:1] == ["team-a"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("columns", "height"), SIZES)
 @pytest.mark.parametrize("unicode", [True, False])
 def test_hostile_names_move_nothing(columns: int, height: int, unicode: bool) -> None:

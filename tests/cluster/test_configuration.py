@@ -132,6 +132,7 @@ def test_one_of_a_newer_version_is_told_apart() -> None:
         SharedRevision.from_plain(FIRST.to_plain() | {"format": 2, "revision": "what it may mean then"})
 
 
+@pytest.mark.slow
 def test_sizes_are_bounded_both_ways() -> None:
     many = Overlay(tuple(Setting(("tenants", f"t{n}", "weight"), 1, False, 1) for n in range(90_000)))
     with pytest.raises(ConfigError, match="write them into the file"):

@@ -114,6 +114,7 @@ async def all_know_all(replicas: Sequence[Replica]) -> None:
     await eventually("all know all", lambda: all(len(each.exchange.state.peers) == 2 for each in replicas))
 
 
+@pytest.mark.slow
 async def test_a_change_is_everywhere_when_it_is_told(three: list[Replica], server: RedisServer) -> None:
     await all_know_all(three)
     result = await three[0].set(3)
@@ -139,6 +140,7 @@ async def test_changes_at_all_at_once_are_done_or_refused_whole(three: list[Repl
     await eventually("all have the last one", lambda: all(each.weight == last for each in three))
 
 
+@pytest.mark.slow
 async def test_an_emptied_store_is_filled_again(three: list[Replica], server: RedisServer) -> None:
     await all_know_all(three)
     await three[0].set(3)
@@ -149,6 +151,7 @@ async def test_an_emptied_store_is_filled_again(three: list[Replica], server: Re
     await eventually("all have it", lambda: [each.weight for each in three] == [4, 4, 4])
 
 
+@pytest.mark.slow
 async def test_a_store_that_was_down_gets_what_was_changed_meanwhile(tmp_path: Path) -> None:
     with redis_server(tmp_path / "own") as server:
         async with AsyncExitStack() as stack:
@@ -165,6 +168,7 @@ async def test_a_store_that_was_down_gets_what_was_changed_meanwhile(tmp_path: P
             await eventually("all have it", lambda: [each.weight for each in three] == [4, 4, 4])
 
 
+@pytest.mark.slow
 async def test_a_key_of_something_else_is_told_and_the_change_is_in_force_here(
     three: list[Replica], server: RedisServer
 ) -> None:
@@ -188,6 +192,7 @@ async def test_who_starts_later_has_it_before_it_serves(three: list[Replica], se
         assert late.weight == 3
 
 
+@pytest.mark.slow
 async def test_a_number_that_is_none_is_told_and_the_next_change_takes_its_place(
     three: list[Replica], server: RedisServer
 ) -> None:

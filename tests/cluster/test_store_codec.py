@@ -35,6 +35,7 @@ REPORTS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(REPORTS, st.dictionaries(NAMES, ANY.filter(lambda value: not isinstance(value, int)), max_size=3))
 def test_a_document_comes_back_as_it_was(reports: list[PoolReport], info: dict[str, object]) -> None:
     data = codec.document(reports, {"a": 1, "nested": {"b": [1.5, None]}})
@@ -44,6 +45,7 @@ def test_a_document_comes_back_as_it_was(reports: list[PoolReport], info: dict[s
     )
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(NAMES, FLOWS), max_size=20))
 def test_flows_come_back_in_order_within_their_class(flows: list[tuple[str, FlowReport]]) -> None:
     data = codec.message(flows)
@@ -130,6 +132,7 @@ def test_bytes_that_are_neither(data: bytes) -> None:
             read(data, "other")
 
 
+@pytest.mark.slow
 @given(ANY)
 def test_no_json_does_any_harm(value: object) -> None:
     for read in (codec.read_document, codec.read_message):
@@ -212,6 +215,7 @@ def test_what_changes_while_a_message_is_on_its_way_is_told_next() -> None:
     assert codec.read_message(box.take(), "r") == [("p", _flow("a", 2.0))]
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(NAMES, FLOWS), max_size=60, unique_by=lambda each: (each[0], each[1].cls, each[1].tenant)))
 def test_each_message_is_small_enough_and_all_is_told_in_the_end(flows: list[tuple[str, FlowReport]]) -> None:
     largest = 600

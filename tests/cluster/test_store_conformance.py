@@ -33,6 +33,7 @@ def _report(chance: random.Random, granted: dict[str, float], serial: int) -> Po
     return PoolReport("p", (), endpoints, flows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 async def test_same_answers_in_any_order_of_events(server: RedisServer, seed: int) -> None:
     chance = random.Random(seed)

@@ -86,6 +86,7 @@ class FakeStore:
 # -- when -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_an_idle_one_wakes_for_its_heartbeat_and_for_nothing_else() -> None:
     fake, member = FakeStore(), Replica()
     loop = asyncio.get_running_loop()
@@ -114,6 +115,7 @@ async def test_an_idle_one_comes_often_enough_for_its_lease(lease_s: float, idle
     assert _exchange(FakeStore(), Replica(), lease_s=lease_s)._idle_s == pytest.approx(idle_s)
 
 
+@pytest.mark.slow
 async def test_a_busy_one_exchanges_each_period_and_never_twice_at_a_time() -> None:
     fake, member = FakeStore(), Replica()
     member.is_busy = True
@@ -125,6 +127,7 @@ async def test_a_busy_one_exchanges_each_period_and_never_twice_at_a_time() -> N
     assert [tell.seq for _, tell in fake.asked] == list(range(1, len(times) + 1))
 
 
+@pytest.mark.slow
 async def test_waking_brings_the_next_one_forward_to_a_period_after_the_last() -> None:
     fake, member = FakeStore(), Replica()
     async with _running(_exchange(fake, member, period_s=0.2, lease_s=60.0)) as exchange:
@@ -370,6 +373,7 @@ async def test_that_it_was_not_known_is_told_though_that_answer_was_lost(server:
     assert [news.fresh for news in member.news] == [True, False, True, False]
 
 
+@pytest.mark.slow
 async def test_a_slow_store_counts_as_lost_and_a_late_answer_for_nothing(server: RedisServer) -> None:
     async with wall(server) as between, store(between.settings(), timeout_s=0.2) as link:
         member = Replica([endpoint(want=3)])

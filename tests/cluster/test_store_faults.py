@@ -94,6 +94,7 @@ async def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(serve
         assert await link.config_get() == (0, b"")
 
 
+@pytest.mark.slow
 async def test_a_script_that_another_program_runs_for_long(tmp_path: Path) -> None:
     with redis_server(tmp_path) as server:
         async with store(server.settings(), timeout_s=SHORT_S) as link:
@@ -281,6 +282,7 @@ async def test_an_account_needs_just_the_commands_of_the_table(tmp_path: Path) -
             assert SECRET not in _told(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command", sorted(set(scripts.COMMANDS) - {"hmget", "lindex", "lrange", "rpop", "hdel", "del"})
 )
@@ -300,6 +302,7 @@ async def test_each_command_of_the_table_is_needed(tmp_path: Path, command: str)
 # -- the package ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_without_the_package_it_says_what_to_install() -> None:
     program = """
         import sys

@@ -80,6 +80,7 @@ async def test_claims_are_never_more_than_the_limit_whoever_comes_when(server: R
     assert 8 < most <= limit
 
 
+@pytest.mark.slow
 async def test_a_lease_that_is_over_gives_the_claims_back(server: RedisServer) -> None:
     async with store(server.settings()) as link:
         gone, here = Voice(link, "gone"), Voice(link, "here")
@@ -108,6 +109,7 @@ async def test_leaving_gives_everything_back_at_once_and_only_ones_own(server: R
         assert (await one.exchange(at(want=16))).fresh
 
 
+@pytest.mark.slow
 async def test_a_replica_id_that_is_used_twice_is_told_and_changes_nothing(server: RedisServer) -> None:
     async with store(server.settings()) as link:
         first, second = Voice(link, "same", "a"), Voice(link, "same", "b")
@@ -190,6 +192,7 @@ async def test_messages_that_are_too_many_are_trimmed_and_those_who_have_not_rea
         assert not (await lags.exchange()).missed
 
 
+@pytest.mark.slow
 async def test_messages_older_than_a_lease_are_trimmed(server: RedisServer) -> None:
     async with store(server.settings()) as link:
         one = Voice(link, "one")
@@ -236,6 +239,7 @@ async def test_a_store_that_has_lost_its_messages_says_so(server: RedisServer) -
         assert answer.missed and answer.peers[0].messages == (b"[2]",)
 
 
+@pytest.mark.slow
 async def test_a_clock_of_the_store_that_goes_back_starts_leases_anew(server: RedisServer) -> None:
     """As after a fail-over to another machine: a record that was written minutes from now."""
     async with store(server.settings()) as link:
@@ -303,6 +307,7 @@ async def test_what_is_too_large_is_refused_before_it_is_sent(server: RedisServe
         assert link.connections == 0
 
 
+@pytest.mark.slow
 async def test_one_holds_the_lease_until_it_is_over_or_given_back(server: RedisServer) -> None:
     async with store(server.settings()) as link:
         first = await link.acquire("active", "one a", 60.0)
@@ -318,6 +323,7 @@ async def test_one_holds_the_lease_until_it_is_over_or_given_back(server: RedisS
         assert (await link.acquire("active", "one a", 60.0)).holder == "one a"
 
 
+@pytest.mark.slow
 async def test_a_lease_from_the_future_is_one_that_begins_now(server: RedisServer) -> None:
     later = 1000 * int(server.ask("TIME")[0]) + 600_000
     server.ask("HSET", KEYS.leases, "active", f"{later} 3000 {later} one a", "broken", "x")

@@ -161,6 +161,7 @@ async def test_a_certificate_of_ours_and_a_new_one(tmp_path: Path) -> None:
         assert error.kind == "tls" and "without passphrase" in error.message
 
 
+@pytest.mark.slow
 async def test_tls_to_a_port_without(server: RedisServer) -> None:
     """It waits for the rest of what it takes for a command."""
     error = await _error(server.settings(tls={}), timeout_s=SHORT_S)
@@ -255,6 +256,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
         yield found
 
 
+@pytest.mark.slow
 async def test_any_node_leads_to_the_one_that_has_the_slot(nodes: Nodes) -> None:
     owners = set()
     for name in ("test", "a", "b", "c", "d", "e"):

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
 from redis_rig import RedisServer, eventually, redis_server, wall
 from store_case import store
 
@@ -57,6 +58,7 @@ async def test_one_of_three_is_active_and_all_know_which(server: RedisServer) ->
             assert [each.turns for each in all_three] == [[True], [], []]
 
 
+@pytest.mark.slow
 async def test_a_lease_that_is_given_back_is_taken_by_another_one(server: RedisServer) -> None:
     async with store(server.settings()) as link:
         one, two = Candidate(link, "one"), Candidate(link, "two")
@@ -69,6 +71,7 @@ async def test_a_lease_that_is_given_back_is_taken_by_another_one(server: RedisS
                 await eventually("two is active", lambda: two.active)
 
 
+@pytest.mark.slow
 async def test_one_that_dies_is_replaced_when_its_lease_is_over(server: RedisServer) -> None:
     async with store(server.settings()) as link:
         await link.acquire("active", "dead x", 3.0)
@@ -85,6 +88,7 @@ async def test_a_new_process_with_the_same_id_is_another_one(server: RedisServer
         assert old.active and not new.active and new.standby.holder == "same"
 
 
+@pytest.mark.slow
 async def test_one_that_was_frozen_for_longer_than_its_lease_steps_down(server: RedisServer) -> None:
     async with store(server.settings()) as link:
         frozen, other = Candidate(link, "frozen", lease_s=1.0), Candidate(link, "other", lease_s=60.0)
@@ -116,6 +120,7 @@ async def test_while_the_store_is_lost_nobody_changes(tmp_path: Path) -> None:
             assert one.standby.error is None and one.standby.lost_since is None
 
 
+@pytest.mark.slow
 async def test_one_that_alone_has_lost_the_store_steps_down_when_it_is_back(server: RedisServer) -> None:
     async with (
         wall(server) as between,

@@ -150,6 +150,7 @@ def _standby(link: Store) -> Standby:
     return Standby(link, "one", "l", lease_s=0.3, on_active=lambda: None, on_standby=lambda: None)
 
 
+@pytest.mark.slow
 @odd
 async def test_the_lease_goes_on_after_an_odd_answer(reply: bytes) -> None:
     async with parrot(reply) as there, store(there.settings) as link:
@@ -169,6 +170,7 @@ async def test_the_lease_goes_on_after_an_odd_answer(reply: bytes) -> None:
             await standby.stop()
 
 
+@pytest.mark.slow
 async def test_no_error_of_any_kind_ends_the_lease_and_each_kind_is_said_once(logs: Any) -> None:
     class Broken:
         asked = 0

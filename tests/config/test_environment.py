@@ -56,11 +56,9 @@ def annotation_at(place: tuple[str | int, ...]) -> Any:
     return annotation
 
 
+FIRST = set(places(ONES[0]))
 EVERY = [
-    (number, place)
-    for number, data in enumerate(ONES)
-    for place in places(data)
-    if number == 0 or place not in set(places(ONES[0]))
+    (number, place) for number, data in enumerate(ONES) for place in places(data) if number == 0 or place not in FIRST
 ]
 
 
@@ -71,6 +69,7 @@ def test_the_configurations_below_have_every_key() -> None:
     assert {f"{section.__name__}.{key}" for section, key in missing} == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "place"), EVERY, ids=lambda each: variable(each) if isinstance(each, tuple) else "")
 def test_every_key_has_a_variable(number: int, place: tuple[str | int, ...]) -> None:
     """What stands in the file and what is said by a variable are the same configuration. And it is the variable that
@@ -91,6 +90,7 @@ def test_all_at_once_and_no_file(number: int) -> None:
     assert FileData.none(Environment.of(environ)).config() == from_data(data)
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_any_part_of_the_file_may_be_said_by_variables(data: st.DataObject) -> None:
@@ -451,6 +451,7 @@ def test_the_files_data_are_left_as_they_are() -> None:
     assert put(FULL, ("on_fault",), "pass") != FULL
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(max_size=20), st.text(max_size=20), max_size=3))
 @settings(max_examples=200, deadline=None)
 def test_whatever_the_environment_has_it_is_taken_or_refused(environ: dict[str, str]) -> None:

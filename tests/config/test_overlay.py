@@ -277,6 +277,7 @@ def test_unknown_keys_are_told_when_the_whole_is_validated() -> None:
     assert error.value.faults == (Fault("pools.`qwen.v2`.window.strat", "unknown key; did you mean start?"),)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mapping", "list"])
 def test_a_patch_that_is_nested_without_end(kind: str) -> None:
     value: Any = 1

@@ -143,6 +143,7 @@ def test_giving_back_drops_what_is_at_and_below_a_path_and_nothing_else(changes:
     assert left == kept.folded(FILE)
 
 
+@pytest.mark.slow
 @RUN
 @given(CHANGES, PATCHES)
 def test_nothing_that_is_given_is_written_to(changes: Any, patch: dict[str, Any]) -> None:

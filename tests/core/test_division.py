@@ -167,6 +167,7 @@ def groups(draw: st.DrawFn) -> tuple[list[float], list[Replica]]:
     return limits, found
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(groups(), st.floats(0.0, 0.5))
 def test_together_they_get_what_there_is_and_no_more(group: tuple[list[float], list[Replica]], share: float) -> None:

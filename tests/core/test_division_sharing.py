@@ -436,6 +436,7 @@ def test_it_is_one_slot_at_least() -> None:
     assert [claim(member.lose(later=5.0)) for _ in range(4)] == [1.0] * 4
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=6), st.lists(st.floats(0.0, 1.0), min_size=6, max_size=6))
 def test_all_claims_together_are_no_more_than_the_limit_and_one_for_each(wanted: list[int], late: list[float]) -> None:

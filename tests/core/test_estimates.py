@@ -98,6 +98,7 @@ def test_what_was_not_counted_teaches_nothing() -> None:
     assert estimator.output_tokens("t", "c", 100.0, None, 1) == 256.0
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_and_the_least_recently_used_go_first() -> None:
     estimator = Estimator()
     learn(estimator, "regular", output=1, prompt=400)

@@ -33,6 +33,7 @@ def test_there_is_something_to_look_at() -> None:
     assert {"scheduler.py", "fair_queue.py", "adaptive.py"} <= {path.name for path in FILES}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_imports_are_the_standard_library_s_pure_part_or_the_core(path: Path) -> None:
     for module in imported(ast.parse(path.read_text())):

@@ -93,6 +93,7 @@ def test_a_debt_grows_while_its_tenant_is_idle_here() -> None:
     assert bench.queue.nodes == 0  # the busy period is over
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(
     weights=st.lists(st.sampled_from([0.5, 1.0, 2.0, 4.0]), min_size=6, max_size=6),

@@ -62,12 +62,14 @@ def test_the_check_finds_a_wrong_key() -> None:
         ComposeSpecification.model_validate(wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", PROFILES)
 def test_docker_compose_takes_it(profile: str) -> None:
     done = configured("--profile", profile, "config", "--quiet")
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_the_readme_stops_the_engines_of_either_kind() -> None:
     """A service with a profile is stopped only while its profile is active."""
     told = (ROOT / "deploy" / "compose" / "README.md").read_text()
@@ -92,6 +94,7 @@ def test_the_health_check_with_tls_is_a_command() -> None:
     exists(arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variables", [{}, {"VLLM_MODEL": "org/other", "ENVOY_PORT": "11000", "GRAFANA_PASSWORD": "x"}])
 def test_variables_are_filled_in_as_docker_compose_does(variables: dict[str, str]) -> None:
     done = configured("config", **variables)
@@ -147,6 +150,7 @@ def exists(arguments: list[str]) -> None:
     command.make_context("test", arguments)
 
 
+@pytest.mark.slow
 def test_what_a_service_waits_for_tells_when_it_is_ready(services: dict[str, Any]) -> None:
     for service in services.values():
         for other, how in service.get("depends_on", {}).items():

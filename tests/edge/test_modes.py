@@ -305,6 +305,7 @@ async def hold(edge: Edge, envoy: Any, count: int = HELD) -> tuple[Stream, list[
     return first, streams
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["observe", "off"])
 async def test_what_is_held_passes_when_the_pool_does_not_enforce_any_more(start: Start, mode: str) -> None:
     edge, envoy = await start()

@@ -426,6 +426,7 @@ DROPS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stream", "kept"), DROPS)
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
 def test_drop_the_usage_chunk(stream: bytes, kept: bytes, end: bytes) -> None:

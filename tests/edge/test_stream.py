@@ -446,6 +446,7 @@ async def test_a_fault_that_loses_a_verdict_does_not_hold_its_request_for_ever(
 # -- hand over ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_hand_over_lets_go_of_what_is_held_and_of_nothing_else(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -168,6 +168,7 @@ async def test_of_the_silent_ones_the_oldest_makes_room(start: Start) -> None:
     assert "x-vllm-priority" in headers_set(answer)
 
 
+@pytest.mark.slow
 async def test_a_held_request_keeps_nothing_of_its_headers(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """60 KB of them, as many as Envoy takes, times some thousand that wait. They are in one block with the message and
     every part of it."""

@@ -205,6 +205,7 @@ async def test_events_that_are_large_together() -> None:
         await follower.until_failed("the EndpointSlices have more than 16 MiB")
 
 
+@pytest.mark.slow
 async def test_the_same_slice_again_and_again_does_not_add_up() -> None:
     same = [event("a", "x" * 3 * MIB)] * 9
     gone = [event(f"s{number}", "x" * 3 * MIB, kind) for number in range(9) for kind in ("ADDED", "DELETED")]

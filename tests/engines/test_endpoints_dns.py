@@ -156,6 +156,7 @@ async def test_before_the_first_answer_the_set_is_not_known() -> None:
         await follower.until()
 
 
+@pytest.mark.slow
 async def test_a_server_that_is_not_there() -> None:
     async with serving(silence()) as server:
         pass
@@ -173,6 +174,7 @@ async def test_without_a_configuration_of_the_system(monkeypatch: pytest.MonkeyP
         await follower.until_failed("/etc/resolv.conf names no server: give endpoints.dns.resolver")
 
 
+@pytest.mark.slow
 async def test_an_answer_that_comes_late_is_no_answer() -> None:
     good = zone({f"{NAME} A": ["127.0.0.2"]})
     late: list[bool] = []
@@ -189,6 +191,7 @@ async def test_an_answer_that_comes_late_is_no_answer() -> None:
         assert len(follower.sets) == 1
 
 
+@pytest.mark.slow
 async def test_an_answer_to_another_question_is_none() -> None:
     async def other(query: Query, tcp: bool) -> Answer:
         answer = await zone({f"{NAME} A": ["127.0.0.66"]})(query, tcp)
@@ -212,6 +215,7 @@ async def test_a_thousand_addresses_come_by_tcp() -> None:
         assert server.asked[:2] == [f"{NAME} A", f"{NAME} A tcp"]
 
 
+@pytest.mark.slow
 async def test_truncated_without_tcp_is_a_failure() -> None:
     ips = [f"127.0.{number}.1" for number in range(200)]
 

@@ -137,6 +137,7 @@ async def test_no_such_service_is_the_empty_set_and_is_said() -> None:
 # -- watches that end -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_a_watch_that_ends_goes_on_where_it_was() -> None:
     async with following(endpoint_slice("a", pod("10.0.0.1"))) as (api, follower):
         await follower.until(A)
@@ -195,6 +196,7 @@ async def test_a_version_that_goes_while_it_is_watched() -> None:
         assert follower.source.failures == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
@@ -256,6 +258,7 @@ async def test_a_token_that_runs_out_is_read_again() -> None:
             assert api.asked.count("list") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "words"),
     [

@@ -126,6 +126,7 @@ def many(count: int, first: int = 0) -> list[dict[str, Any]]:
     return [pod(f"10.{i // 62_500}.{i // 250 % 250}.{i % 250}", "u") for i in range(first, first + count)]
 
 
+@pytest.mark.slow
 def test_as_many_as_may_be_and_too_many() -> None:
     found = addresses(endpoint_slice("a", *many(MOST)), endpoint_slice("b", *many(9, 5)))
     assert len(set(found)) == MOST

@@ -229,6 +229,7 @@ async def drip(head: bytes, piece: bytes, every_s: float) -> AsyncIterator[tuple
         server.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("head", "piece"),
     [
@@ -260,6 +261,7 @@ async def test_chunks_without_end_are_read_up_to_the_largest_page() -> None:
     assert failure.kind is FailureKind.TOO_LARGE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
 async def test_a_bomb_does_not_fill_memory(engine: Engine, coding: str) -> None:
     packing = zlib.compressobj(6, zlib.DEFLATED, zlib.MAX_WBITS | (16 if coding == "gzip" else 0))

@@ -317,6 +317,7 @@ async def test_one_scrape_at_a_time_over_one_connection(engine: Engine) -> None:
     assert len(ports) == 1
 
 
+@pytest.mark.slow
 async def test_a_slow_engine_gets_as_much_rest_as_work(engine: Engine) -> None:
     loop = asyncio.get_running_loop()
     answered: list[float] = []

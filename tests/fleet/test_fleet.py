@@ -164,6 +164,7 @@ async def test_endpoints_come_are_read_are_asked_what_they_are_and_go() -> None:
         assert case.fleet.scrape_stats() == []
 
 
+@pytest.mark.slow
 async def test_where_other_replicas_read_its_page_too_each_reads_it_more_seldom() -> None:
     """200 ms and a tenth less, where it would be 20 ms."""
     engine = Engine()
@@ -260,6 +261,7 @@ async def test_another_engine_at_the_same_address_begins_anew_and_is_asked() -> 
         assert case.window(engine).capacity == 8.0
 
 
+@pytest.mark.slow
 async def test_a_hanging_engine_is_asked_for_a_token_and_opened_by_its_page() -> None:
     engine = Engine()
     async with running(engine) as case:
@@ -271,6 +273,7 @@ async def test_a_hanging_engine_is_asked_for_a_token_and_opened_by_its_page() ->
         await until(lambda: case.stance(engine) is Stance.FRESH)
 
 
+@pytest.mark.slow
 async def test_what_an_engine_does_wrong_faults_nothing() -> None:
     engine = Engine(page="<html>{running}{tokens}", version="no version")
     async with running(engine) as case:
@@ -303,6 +306,7 @@ async def test_from_zero_the_second_endpoint_waits_with_the_first() -> None:
         await until(lambda: case.stance(one) is not None)
 
 
+@pytest.mark.slow
 async def test_an_engine_that_comes_back_after_failures_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its address never refused a connection, since a proxy stands there."""
     monkeypatch.setattr("extproc.fleet._ASK_EACH_S", 0.0)

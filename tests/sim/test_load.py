@@ -146,6 +146,7 @@ async def test_a_stream_that_is_cut(upstream: Upstream) -> None:
     assert outcome.ended_s > 0
 
 
+@pytest.mark.slow
 async def test_a_stream_that_hangs(upstream: Upstream) -> None:
     outcome = await one(upstream.url, "hangs", timeout_s=0.4)
     assert outcome.error is not None

@@ -42,6 +42,7 @@ def both(scene: Scene, **cluster: object) -> tuple[Figures, Figures]:
     return figures(scene, scene.shared(**cluster)), figures(scene, scene.single())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [2, 3, 4])
 def test_four_to_one_though_each_arrives_at_a_replica_of_its_own(replicas: int) -> None:
     scene = heavy_here(replicas, slots=16, seconds=SECONDS)
@@ -52,6 +53,7 @@ def test_four_to_one_though_each_arrives_at_a_replica_of_its_own(replicas: int) 
     assert shared.over_limit <= replicas
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [2, 4])
 def test_equal_tenants_are_served_alike_though_most_arrive_at_one_replica(replicas: int) -> None:
     shared, one = both(skewed(replicas, seconds=SECONDS))
@@ -67,6 +69,7 @@ def test_without_a_common_order_it_would_be_one_to_one() -> None:
     assert alone.ratio < 1.3
 
 
+@pytest.mark.slow
 def test_long_prompts_here_and_long_answers_there_come_out_right_in_cost() -> None:
     """A slot of a brings a ninth of the cost that one of b brings."""
     scene = heavy_here(2, slots=16, seconds=300.0)
@@ -81,12 +84,14 @@ def test_long_prompts_here_and_long_answers_there_come_out_right_in_cost() -> No
     assert shared.units_per_s >= 0.97 * one.units_per_s
 
 
+@pytest.mark.slow
 def test_a_group_has_its_share_over_both_replicas() -> None:
     """x's three users have a sixth each, y's one has half."""
     shared, _ = both(grouped(seconds=SECONDS))
     assert shared.share_error <= 0.05
 
 
+@pytest.mark.slow
 def test_tenants_that_come_and_go() -> None:
     shared, one = both(coming_and_going(slots=16, seconds=100.0))
     assert shared.units_per_s >= 0.98 * one.units_per_s
@@ -101,6 +106,7 @@ def first_tokens(run: Run, cls: str) -> float:
     return median(r.ttft for r in run.records if r.job.cls == cls and r.ttft is not None and r.job.at > 40.0)
 
 
+@pytest.mark.slow
 def test_batch_elsewhere_gives_way_to_interactive() -> None:
     scene = ranked(0.7, seconds=SECONDS)
     shared, one = scene.shared(), scene.single()
@@ -108,11 +114,13 @@ def test_batch_elsewhere_gives_way_to_interactive() -> None:
     assert figures(scene, shared).units_per_s >= 0.98 * figures(scene, one).units_per_s
 
 
+@pytest.mark.slow
 def test_batch_elsewhere_has_nothing_while_interactive_wants_all() -> None:
     scene = ranked(1.5, seconds=SECONDS)
     assert figures(scene, scene.shared()).ratio > 100.0
 
 
+@pytest.mark.slow
 def test_a_min_share_is_kept_at_another_replica() -> None:
     scene = ranked(1.5, min_share=0.1, seconds=SECONDS)
     batch = 1.0 / (1.0 + figures(scene, scene.shared()).ratio)
@@ -125,6 +133,7 @@ def of_batch(run: Run) -> float:
     return went.count("batch") / len(went)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("homes", "long"), [((1,), 1), ((1,), 4), ((0, 1, 2, 3), 1)])
 def test_one_in_promote_every_is_a_promotion_over_all_replicas(homes: tuple[int, ...], long: int) -> None:
     """Batch waits where interactive does not, whatever its answers take; or at all four."""
@@ -135,6 +144,7 @@ def test_one_in_promote_every_is_a_promotion_over_all_replicas(homes: tuple[int,
     assert figures(scene, shared).waiting[1] <= Q + len(shared.schedulers)
 
 
+@pytest.mark.slow
 def test_promotions_are_not_lost_while_room_is_made_for_them() -> None:
     """Requests of a second: three dispatches in each period."""
     scene = ageing(seconds=100.0)
@@ -143,6 +153,7 @@ def test_promotions_are_not_lost_while_room_is_made_for_them() -> None:
     assert of_batch(scene.shared().run) == pytest.approx(of_batch(scene.single()), rel=0.12)
 
 
+@pytest.mark.slow
 def test_a_request_of_eight_slots_is_one_dispatch() -> None:
     scene = ageing(seconds=SECONDS)
     scene = replace(scene, jobs=[replace(job, n=8) for job in scene.jobs])
@@ -159,6 +170,7 @@ def scene() -> Scene:
     return heavy_here(2, slots=32, seconds=120.0)
 
 
+@pytest.mark.slow
 def test_the_store_is_lost_for_half_a_minute(scene: Scene) -> None:
     done = scene.shared(faults=(StoreLost(AT_S, AT_S + 30.0),))
     before, lost = (figures(scene, done, span) for span in (Span(30.0, AT_S), Span(AT_S, AT_S + 30.0)))
@@ -171,6 +183,7 @@ def test_the_store_is_lost_for_half_a_minute(scene: Scene) -> None:
     assert all(s.shared is not None and s.shared.lost_since is None for s in done.schedulers)
 
 
+@pytest.mark.slow
 def test_a_replica_that_crashes_and_begins_anew_floods_no_engine() -> None:
     """Short answers. The store knows nothing of the dead one's requests at once, and the engine runs them on."""
     scene = heavy_here(2, slots=64, seconds=80.0)
@@ -201,6 +214,7 @@ def test_nobody_waits_for_a_replica_that_begins_anew_to_find_out_what_the_engine
     assert max(waits) <= 1.0
 
 
+@pytest.mark.slow
 def test_a_store_that_is_emptied_harms_nothing(scene: Scene) -> None:
     done = scene.shared(faults=(StoreLost(AT_S, AT_S, flushed=True),))
     since = figures(scene, done, Span(AT_S, AT_S + 10.0))
@@ -209,6 +223,7 @@ def test_a_store_that_is_emptied_harms_nothing(scene: Scene) -> None:
     assert since.waiting[2] <= Q + 2 * 2
 
 
+@pytest.mark.slow
 def test_the_share_of_a_dead_one_is_back_within_five_seconds(scene: Scene) -> None:
     """What it held goes to another and is served there, in the order of arrival."""
     done = scene.shared(faults=(Death(AT_S, 0),))
@@ -223,6 +238,7 @@ def test_the_share_of_a_dead_one_is_back_within_five_seconds(scene: Scene) -> No
     assert all(r.fate is not Fate.REFUSED for r in done.run.records)
 
 
+@pytest.mark.slow
 def test_one_that_was_frozen_uses_no_stale_share(scene: Scene) -> None:
     """What ended in the meantime it does not refill before it has heard again, which takes a millisecond at least."""
     until = AT_S + 20.0
@@ -235,6 +251,7 @@ def test_one_that_was_frozen_uses_no_stale_share(scene: Scene) -> None:
     assert thawed.inside_over_limit <= 2
 
 
+@pytest.mark.slow
 def test_clocks_that_differ_change_nothing(scene: Scene) -> None:
     """Two hours; and the epoch beside a machine's own start."""
     same, *others = (figures(scene, scene.shared(clocks=c)) for c in ((0.0,), (0.0, -7_200.0), (1.6e9, 0.0)))
@@ -258,6 +275,7 @@ def test_what_is_told_is_bounded_by_what_has_changed() -> None:
     assert skewed(2, seconds=40.0).shared().longest_report <= 10
 
 
+@pytest.mark.slow
 def test_an_exchange_costs_no_more_than_its_part_with_ten_times_the_tenants() -> None:
     few, many = cost(200, exchanges=30), cost(2_000, exchanges=30)
     assert many.mean_ms <= 5.0 * few.mean_ms + 1.0

@@ -221,6 +221,7 @@ async def test_all_read_the_same_snapshots(port: Port) -> None:
     assert port.source.taken - before < 400  # of the 500 that were told
 
 
+@pytest.mark.slow
 async def test_there_are_only_so_many(port: Port) -> None:
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(120):
@@ -247,6 +248,7 @@ async def test_one_that_does_not_read_delays_nobody_and_ends_with_the_port(port:
         assert port.http.watchers == 0
 
 
+@pytest.mark.slow
 async def test_one_that_never_reads_makes_room_for_another(port: Port) -> None:
     """Its own room is little, and ours on the way is, too: with 1.7 MB of it this would take over 300 snapshots."""
     port.http._feed = Feed(port.source, interval_s=0.02, most=1, stuck_s=0.3)
@@ -265,6 +267,7 @@ async def test_one_that_never_reads_makes_room_for_another(port: Port) -> None:
             assert await some(answer, "snapshot", 3)
 
 
+@pytest.mark.slow
 async def test_one_that_reads_slowly_stays(port: Port) -> None:
     """A snapshot takes longer than the limit, and no piece of it does."""
     port.http._feed = Feed(port.source, interval_s=0.02, stuck_s=0.5)

@@ -364,6 +364,7 @@ print("went on", "and grew" if grown > 2_000 else "")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_json", [True, False], ids=["json", "console"])
 @pytest.mark.parametrize("stderr", ["reader gone", "closed", "full"])
 def test_it_goes_on_when_nobody_reads(stderr: str, as_json: bool) -> None:

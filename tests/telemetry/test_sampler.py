@@ -358,6 +358,7 @@ def test_a_round_begins_when_all_have_had_their_turn(monkeypatch: pytest.MonkeyP
 # -- the real loop --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_on_the_real_loop() -> None:
     loop = asyncio.get_running_loop()
     ticked, lags = asyncio.Event(), list[float]()

@@ -139,6 +139,7 @@ def _comes_through(port: int, version: ssl.TLSVersion) -> bool:
             return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("over_tls", [True, False])
 async def test_a_handshake_that_never_ends_is_ended(
     over_tls: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -181,6 +182,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 async def test_who_fails_writes_nothing_into_the_log(tmp_path: Path) -> None:
     """gRPC's own library would write a line for each, where nobody tells it not to."""
     tls = written(tmp_path, OURS.issue(), OURS.pem)

@@ -250,6 +250,7 @@ def test_who_only_looks_whether_the_port_is_open_is_not_told_of(run: Run, tmp_pa
     assert not logs
 
 
+@pytest.mark.slow
 def test_a_handshake_that_never_ends_is_ended(run: Run, tmp_path: Path) -> None:
     """Half of a greeting, or nothing at all."""
 
@@ -269,6 +270,7 @@ def test_a_handshake_that_never_ends_is_ended(run: Run, tmp_path: Path) -> None:
     run(story())
 
 
+@pytest.mark.slow
 def test_a_handshake_that_is_done_and_asks_nothing_is_ended(run: Run, tmp_path: Path) -> None:
     async def story() -> None:
         async with served(written(tmp_path, OURS.issue()), Limits(whole_s=0.3)) as port:

@@ -28,6 +28,7 @@ def with_site(**route: Any) -> Envoy:
     return envoy
 
 
+@pytest.mark.slow
 def test_a_site_has_one_finding_and_its_time_outs_stay() -> None:
     envoy = with_site()
     (found,) = findings(envoy, ONE)

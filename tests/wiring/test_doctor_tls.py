@@ -123,6 +123,7 @@ def test_a_certificate_from_elsewhere_is_one() -> None:
     assert findings(made, fairlane({**PAIR, "client_ca": "a"})) == []
 
 
+@pytest.mark.slow
 def test_nothing_is_said_where_a_mesh_decides_for_each_endpoint() -> None:
     made = envoy(None)
     made.cluster("fairlane")["transport_socket_matches"] = [

@@ -81,6 +81,7 @@ def test_each_replica_is_asked_for_its_health_and_has_a_log(name: str) -> None:
     assert ("fairlane.spread.lua" in filters(made)) is (mode == "partition")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_one_that_is_healthy_is_enough_and_none_is_not_the_end(name: str) -> None:
     """Of 64, the most that there may be, one is 1.6 %; and at 0 Envoy would refuse when all are away."""
