@@ -88,7 +88,11 @@ class Replicas:
         except StoreError as error:
             raise ReplicasError(error.message) from error
         self._configuration = SharedConfiguration(
-            self._store, settings.name, self.replica, wake=lambda: self._exchange.wake()
+            self._store,
+            settings.name,
+            self.replica,
+            expected=settings.replicas,
+            wake=lambda: self._exchange.wake(),
         )
         member = _Member(settings, pools, metrics, self._configuration, self._info(version, revision), self._failures)
         self._member = member

@@ -20,7 +20,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -211,11 +211,20 @@ class Stack:
         for child in self.children:
             child.kill()
 
-    async def wait(self) -> None:
-        """Return never; raise StackError when a part ends that nobody has stopped."""
-        while not await until(lambda: any(child.failed for child in self.children), _WATCH_S):
-            pass
-        self._raise_failed("ended unexpectedly")
+    async def wait(self, lost: Callable[[str], None] = lambda _: None) -> None:
+        """Return never; raise StackError when a part ends that nobody has stopped.
+
+        Of several services only when the last one ends; `lost` gets a sentence for each before it."""
+        services = set(self._services()) & set(self._parts)
+        known: set[str] = set()
+        while True:
+            failed = self._failed()
+            if failed - services or (services and services <= failed):
+                self._raise_failed("ended unexpectedly", but=known)
+            for name in sorted(failed - known):
+                lost(f"{name} ended {_how(self.child(name))}: the other replicas go on without it")
+            known = failed
+            await until(lambda seen=failed: self._failed() != seen, _WATCH_S)  # type: ignore[misc]
 
     async def start_child(self, name: str) -> None:
         """Start one part (again) and return when it answers. Raises StackError; the others go on."""
@@ -326,13 +335,19 @@ class Stack:
             waited.cancel()
             await asyncio.gather(waited, return_exceptions=True)
 
-    def _raise_failed(self, what: str) -> None:
-        for part in self._parts.values():
-            if part.child.failed:
-                code = part.child.exit_code
-                how = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
+    def _failed(self) -> set[str]:
+        return {name for name, part in self._parts.items() if part.child.failed}
+
+    def _raise_failed(self, what: str, *, but: Collection[str] = ()) -> None:
+        for name, part in self._parts.items():
+            if part.child.failed and name not in but:
                 lost_ports = _taken(part.uses)
-                raise StackError(lost_ports + _story(part.child, f"{what} {how}"))
+                raise StackError(lost_ports + _story(part.child, f"{what} {_how(part.child)}"))
+
+
+def _how(ended: Child) -> str:
+    code = ended.exit_code
+    return f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
 
 
 def envoy_binary() -> Path:
@@ -362,10 +377,16 @@ def _fairlane(command: list[str]) -> list[str]:
     return [sys.executable, "-m", "extproc.cli.main", *command]
 
 
+def laid_aside() -> list[str]:
+    """Names of variables that a stack's services do not get: a setting of the user's would be laid over the addresses
+    that the parts are told here."""
+    return sorted(name for name in os.environ if name.startswith("FAIRLANE__"))
+
+
 def _environment() -> dict[str, str]:
     # SAFEPATH: with -m the working directory would come first on the import path
-    # A setting of the user's would be laid over the addresses that the parts were told here.
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("FAIRLANE__")}
+    aside = laid_aside()
+    inherited = {name: value for name, value in os.environ.items() if name not in aside}
     return {**inherited, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
 
 

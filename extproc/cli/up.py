@@ -21,7 +21,7 @@ import click
 from click.core import ParameterSource
 
 from extproc.cli.ports import HostPort
-from extproc.cli.stack import DEFAULT_ADMIN, Addresses, Stack, StackError, StackOptions, UnixSocket
+from extproc.cli.stack import DEFAULT_ADMIN, Addresses, Stack, StackError, StackOptions, UnixSocket, laid_aside
 from extproc.cli.up_replicas import MODES, Mode, Replicas, replicated
 
 if TYPE_CHECKING:
@@ -219,14 +219,26 @@ async def _run(stack: Stack) -> None:
 
 
 async def _start_and_watch(stack: Stack) -> None:
+    for name in laid_aside():
+        click.echo(
+            f"Warning: {_printable(name)} has no effect: what `fairlane up` starts goes by a file alone. Write it into "
+            "yours and give --config FILE",
+            err=True,
+        )
     click.echo("Starting Envoy, Fairlane and the engines ...", err=True)
     await stack.start()
     click.echo(_welcome(stack))
     echoing = asyncio.create_task(_echo_logs(stack.children))
     try:
-        await stack.wait()
+        await stack.wait(lambda told: click.echo(told, err=True))
     finally:
         echoing.cancel()
+
+
+def _printable(name: str) -> str:
+    from extproc.config.environment import shown_name  # late, as above
+
+    return shown_name(name)
 
 
 async def _stop(stack: Stack, running: asyncio.Task[None]) -> None:

@@ -49,6 +49,8 @@ CLOCK_S = 2.0
 WAIT_S = 2.0  # for the others to say that they have a change
 _LONGEST = 500  # characters of what is said in each exchange
 _DIGEST = 16  # characters of a file's
+UNSEEN = "?"  # in the place of a replica's name
+_WHEN_BACK = "one that comes (back) takes it then (fairlane ctl status)"
 _NOT_YET = "has not said so yet: it takes it with its next exchange (fairlane ctl status)"
 
 
@@ -82,14 +84,17 @@ class SharedConfiguration:
         cluster: str,
         replica: str,
         *,
+        expected: int = 1,
         wake: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
         wait_s: float = WAIT_S,
     ) -> None:
-        """`wake`: asks for an exchange soon. `clock`: seconds since 1970."""
+        """`expected`: how many replicas there should be. `wake`: asks for an exchange soon. `clock`: seconds since
+        1970."""
         self.cluster = cluster
         self.replica = replica
         self._store = store
+        self._expected = expected
         self._wake = wake
         self._clock = clock
         self._wait_s = wait_s
@@ -222,7 +227,8 @@ class SharedConfiguration:
         return max((said.revision for said in self._others.values()), default=0)
 
     async def acknowledged(self, revision: SharedRevision) -> tuple[ReplicaTaken, ...]:
-        """This replica and all others that live, once all have said whether they have taken it, or after some time."""
+        """This replica and all others that live, once all have said whether they have taken it, or after some time; and
+        for each that should be there and is not seen one without a name."""
         since = self._heard
         self._waiting += 1
         try:
@@ -235,8 +241,10 @@ class SharedConfiguration:
             pass
         finally:
             self._waiting -= 1
-        others = (self._taken(replica, said, revision) for replica, said in sorted(self._others.items()))
-        return (ReplicaTaken(self.replica, True), *others)
+        others = [self._taken(replica, said, revision) for replica, said in sorted(self._others.items())]
+        absent = self._expected - 1 - len(others)
+        error = f"of {self._expected} (cluster.replicas) {absent} cannot be seen now: {_WHEN_BACK}"
+        return (ReplicaTaken(self.replica, True), *others, *[ReplicaTaken(UNSEEN, False, error)] * absent)
 
     def _open(self, revision: SharedRevision) -> list[str]:
         return [

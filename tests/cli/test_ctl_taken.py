@@ -52,6 +52,14 @@ def test_who_has_not_and_why(service: Service) -> None:
     assert [each["taken"] for each in whole["replicas"]] == [True, False, False]
 
 
+def test_those_that_nobody_sees_are_told_once(service: Service) -> None:
+    unseen = [pb.ReplicaTaken(replica="?", error="of 3 (cluster.replicas) 2 cannot be seen now")] * 2
+    service.answers["SetPool"] = result(pb.ReplicaTaken(replica="a", taken=True), *unseen)
+    done = service.run("pause", "llama", *WHY)
+    assert done.stdout.splitlines()[-1] == "Cluster revision 5: taken by 1 of 3 replicas."
+    assert done.stderr.splitlines() == ["Warning: replica ?: of 3 (cluster.replicas) 2 cannot be seen now"]
+
+
 def test_a_process_alone_says_nothing_of_others(service: Service) -> None:
     service.answers["SetPool"] = pb.ChangeResult(revision=7, changes=[pb.FieldChange(path="pools.llama.traffic")])
     assert "eplica" not in service.run("pause", "llama", *WHY).output

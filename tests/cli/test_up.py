@@ -31,6 +31,16 @@ def test_up_reports_a_port_in_use_in_one_line(addresses: Addresses) -> None:
     )
 
 
+def test_up_says_that_variables_have_no_effect(addresses: Addresses, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIRLANE__TELEMETRY__TRACES__SAMPLE", "1")
+    monkeypatch.setenv("FAIRLANE__X\x1b[2J", "")
+    with socket.create_server(addresses.http):
+        result = CliRunner().invoke(up, up_arguments(addresses))
+    first, second = result.output.splitlines()[:2]
+    assert first.startswith("Warning: FAIRLANE__TELEMETRY__TRACES__SAMPLE has no effect") and "--config FILE" in first
+    assert second.startswith("Warning: FAIRLANE__X\\x1b[2J has no effect")
+
+
 def test_up_takes_ports_from_a_file_or_from_options_but_not_both(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("pools: [{name: a, models: ['*'], endpoints: ['127.0.0.1:8001']}]")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.cluster.configuration import KEY, SharedConfiguration
+from extproc.cluster.configuration import KEY, UNSEEN, SharedConfiguration
 from extproc.cluster.errors import StoreError
 from extproc.config.faults import ConfigError
 from extproc.config.overlay import Overlay, Setting
@@ -335,6 +335,18 @@ async def test_who_says_nothing_is_not_waited_for_without_end() -> None:
     assert [(each.replica, each.taken) for each in replicas] == [("a", True), *((name, False) for name in "bcde")]
     assert "takes it with its next exchange" in replicas[1].error
     assert not one.busy
+
+
+@pytest.mark.parametrize(("expected", "unseen"), [(1, 0), (2, 0), (3, 1), (5, 3)])
+async def test_those_that_should_be_there_and_are_not_are_told_too(expected: int, unseen: int) -> None:
+    one = shared(OneStore(), expected=expected, wait_s=60)
+    waiting = asyncio.create_task(one.acknowledged(FIRST))
+    await asyncio.sleep(0)
+    one.heard(1, {"b": said(7)}, T0 * 1000)
+    first, second, *others = await asyncio.wait_for(waiting, 30)
+    assert (first, second) == (ReplicaTaken("a", True), ReplicaTaken("b", True))
+    assert [(each.replica, each.taken) for each in others] == [(UNSEEN, False)] * unseen
+    assert all(f"of {expected} (cluster.replicas) {unseen} cannot be seen" in each.error for each in others)
 
 
 async def test_a_lost_store_ends_the_wait() -> None:

@@ -123,9 +123,13 @@ def tell_replicas(printer: Printer, result: admin_pb2.ChangeResult) -> None:
     replicas = result.replicas
     taken = sum(each.taken for each in replicas)
     printer.line(f"Cluster revision {result.cluster_revision}: taken by {taken} of {len(replicas)} replicas.")
-    for each in replicas:
-        if not each.taken:
-            note(f"Warning: replica {cells.text(each.replica)}: {each.error or 'has not taken it'}")
+    warnings = (
+        f"Warning: replica {cells.text(each.replica)}: {each.error or 'has not taken it'}"
+        for each in replicas
+        if not each.taken
+    )
+    for warning in dict.fromkeys(warnings):  # those that cannot be seen are all alike
+        note(warning)
 
 
 def change_text(change: admin_pb2.FieldChange) -> str:
