@@ -56,7 +56,8 @@ class Use:
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """`count` different ports on which nothing listens now, and that this process was not given before.
+    """`count` different ports on which nothing listens now, and that this process was not given before; where the
+    kernel has to choose them, it may have been.
 
     All are tried before any is let go. Raises OSError when there are not that many."""
     held: list[socket.socket] = []
