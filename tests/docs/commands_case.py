@@ -234,12 +234,12 @@ class Operators(Up):
         until(lambda: len(self.requests('tenant = "team-b" AND state = queued AND waited > 1s')) > 9, "requests wait")
 
     def observed(self) -> None:
-        """Requests that would wait in a pool that only looks."""
+        """Requests that would wait in a pool that only looks: more than two windows that have doubled would let go."""
         for _ in range(30):
             self.post("team-a", "interactive", self.LONG)
-        for _ in range(6):
+        for _ in range(30):
             self.post("team-b", "batch", self.LONG)
-        until(lambda: self.requests('observed = true AND state = queued AND tenant = "team-b"'), "some would wait")
+        until(lambda: self.requests(_WOULD_WAIT), "some would wait")
 
     def enforced(self) -> None:
         """An open pool that enforces, with nothing in it."""
@@ -272,7 +272,7 @@ class Operators(Up):
     def with_tickets(self, text: str) -> str:
         """The command with requests that there are in place of those that the page names."""
         if OBSERVED_TICKET in text:
-            (*_, newest) = self.requests('observed = true AND state = queued AND tenant = "team-b"')
+            (*_, newest) = self.requests(_WOULD_WAIT)
             return text.replace(OBSERVED_TICKET, newest["id"])
         if TICKET in text:
             (*_, newest) = self.requests('state = queued AND observed = false AND tenant = "team-b"')
@@ -280,6 +280,8 @@ class Operators(Up):
         return text
 
 
+# A second: until pages tell of those who came at once, what waits may still go.
+_WOULD_WAIT = 'observed = true AND state = queued AND tenant = "team-b" AND waited > 1s'
 TICKET, OBSERVED_TICKET = "04909f4a-llama-a6", "04909f4a-llama~-18b"
 REQUEST_ID = "4c1a3a0e-1c39-4a0b-8a67-5a1b2e7f0b11"
 EVENING = "classes: {batch: {queue_timeout: 30m}}\npools: {llama: {window: {max_tpot: 100ms}}}\n"
